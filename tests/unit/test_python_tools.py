@@ -53,7 +53,7 @@ def test_other_requirements_replace_the_old_set(tmp_path: Path) -> None:
 def test_a_failed_build_leaves_the_old_tools_in_use(tmp_path: Path) -> None:
     old, new = tools(tmp_path), tools(tmp_path, "uv==2\n")
     python_tools.install(old, FakeRunner())
-    with pytest.raises(PythonToolsError, match=r"No matching distribution.*vllm_host_mirror_python"):
+    with pytest.raises(PythonToolsError, match=r"No matching dist.*vllm_host_mirror_python"):
         python_tools.install(new, FakeRunner("install", "ERROR: No matching distribution\n"))
     assert old.ready
     python_tools.install(new, FakeRunner())
