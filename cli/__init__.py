@@ -1,0 +1,1 @@
+"""The command line behind ./provision: verbs, progress, the closing report, the test stages."""

@@ -1,0 +1,7 @@
+"""`python -m cli VERB …`."""
+
+import sys
+
+from cli.main import main
+
+sys.exit(main(sys.argv[1:]))

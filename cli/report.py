@@ -1,0 +1,118 @@
+"""The closing report of a run, from the events of its tasks and the final task named Report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from cli.progress import Failure, RunState, duration
+
+LONGEST_LIST = 12
+LONGEST_TEXT = 1200
+
+
+def closing_report(state: RunState, seconds: float, log: Path, interrupted: bool) -> RenderableType:
+    """Return what is shown when a run has ended; `log` is the file with Ansible's full text."""
+    parts: list[RenderableType] = [host_panel(report) for report in state.reports]
+    parts += [failure_panel(failure) for failure in state.failures]
+    hosts = len([name for name, host in state.hosts.items() if host.steps])
+    steps = sum(host.steps for host in state.hosts.values())
+    changed = sum(len(host.changed) for host in state.hosts.values())
+    summary = Text()
+    if interrupted:
+        summary.append(
+            "interrupted; start it again, it goes on from the state it finds. ", "bold red"
+        )
+    elif state.failures:
+        summary.append("failed. ", "bold red")
+    summary.append(
+        f"{plural(hosts, 'host')}, {plural(steps, 'step')}, {changed} changed, "
+        f"{duration(seconds)}; Ansible's own output: {log}"
+    )
+    return Group(*parts, summary)
+
+
+def plural(count: int, word: str) -> str:
+    """Return '1 step' or '2 steps'."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def host_panel(report: Mapping[str, Any]) -> RenderableType:
+    """Return the panel of one host's report."""
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(style="bold", no_wrap=True)
+    rows.add_column(overflow="fold")
+    rows.add_row(
+        "changed", bullet_list(report.get("changed"), "nothing; the host was as it should be")
+    )
+    for key, title in (("versions", "versions"), ("kv", "KV cache")):
+        table = report.get(key)
+        if isinstance(table, Mapping) and table:
+            rows.add_row(title, pairs(table))
+    completion = report.get("completion")
+    if isinstance(completion, Mapping) and completion:
+        rows.add_row("chat completion", completion_text(completion))
+    if report.get("next_steps"):
+        rows.add_row("next", bullet_list(report.get("next_steps"), ""))
+    return Panel(
+        rows, title=Text(str(report.get("host", "host")), "bold"), title_align="left", expand=True
+    )
+
+
+def bullet_list(items: object, when_empty: str) -> Text:
+    """Return a list as lines, cut to a readable length."""
+    if isinstance(items, str):
+        items = [items]
+    if not isinstance(items, Sequence) or not items:
+        return Text(when_empty, "dim")
+    lines = [str(item) for item in items[:LONGEST_LIST]]
+    if len(items) > LONGEST_LIST:
+        lines.append(f"… and {len(items) - LONGEST_LIST} more")
+    return Text("\n".join(lines))
+
+
+def pairs(table: Mapping[str, Any]) -> Text:
+    """Return names and values on one line each."""
+    return Text(
+        "\n".join(
+            f"{str(key).replace('_', ' ')}: {readable(value)}" for key, value in table.items()
+        )
+    )
+
+
+def readable(value: object) -> str:
+    """Write a value for people: thousands separated, no trailing digits."""
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "unknown"}[value]
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.3g}" if isinstance(value, float) else str(value)
+
+
+def completion_text(completion: Mapping[str, Any]) -> Text:
+    """Return the question, the answer and the time of the completion that was really made."""
+    text = Text()
+    if completion.get("prompt"):
+        text.append(f"» {completion['prompt']}\n", "dim")
+    answer = str(completion.get("text") or "").strip()
+    text.append((answer[:LONGEST_TEXT] or "(empty answer)") + "\n", "green")
+    seconds = completion.get("seconds")
+    if isinstance(seconds, int | float):
+        text.append(f"{seconds:.2f} s", "dim")
+    return text
+
+
+def failure_panel(failure: Failure) -> RenderableType:
+    """Return the panel of one failed task."""
+    text = Text(failure.message[-LONGEST_TEXT:])
+    if failure.details:
+        text.append("\n" + "\n".join(failure.details.splitlines()[-10:])[-LONGEST_TEXT:], "dim")
+    word = "unreachable" if failure.unreachable else "failed"
+    title = Text(f"{failure.host}: {word}: {failure.task}", "bold red")
+    return Panel(text, title=title, title_align="left", border_style="red", expand=True)
