@@ -399,9 +399,7 @@ def _explain(path: Path, relative: str, digest: str | None, patch: Patch) -> str
 
 def _root(patch: Patch, roots: Mapping[str, str | Path]) -> Path:
     if patch.root not in roots:
-        raise PatchError(
-            f"patch '{patch.name}' needs the folder of '{patch.root}'; name it in roots"
-        )
+        raise PatchError(f"patch '{patch.name}' needs the folder '{patch.root}'; name it in roots")
     path = Path(roots[patch.root])
     if not path.is_dir():
         raise PatchError(f"patch '{patch.name}': there is no folder '{path}' ({patch.root})")
