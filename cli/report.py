@@ -58,11 +58,23 @@ def host_panel(report: Mapping[str, Any]) -> RenderableType:
     completion = report.get("completion")
     if isinstance(completion, Mapping) and completion:
         rows.add_row("chat completion", completion_text(completion))
+    for table in report.get("tables") or ():
+        rows.add_row("", columns(table))
     if report.get("next_steps"):
         rows.add_row("next", bullet_list(report.get("next_steps"), ""))
     return Panel(
         rows, title=Text(str(report.get("host", "host")), "bold"), title_align="left", expand=True
     )
+
+
+def columns(table: Mapping[str, Any]) -> RenderableType:
+    """Return a table of `columns` and `rows`; the first column left, the others right."""
+    result = Table(box=None, pad_edge=False)
+    for index, name in enumerate(table["columns"]):
+        result.add_column(str(name), justify="right" if index else "left")
+    for row in table["rows"]:
+        result.add_row(*map(str, row))
+    return result
 
 
 def bullet_list(items: object, when_empty: str) -> Text:
