@@ -92,13 +92,12 @@ def _check(text: str) -> dict[str, Any]:
     cli = importlib.import_module("vllm.entrypoints.openai.cli_args")
     version = str(importlib.import_module("vllm").__version__)
 
-    class Parser(utils.FlexibleArgumentParser):  # type: ignore[misc]  # vLLM is not typed here
-        """vLLM's parser, which objects instead of ending the process."""
+    def refuse(_: object, message: str) -> None:
+        raise _Refused(message)
 
-        def error(self, message: str) -> None:
-            raise _Refused(message)
-
-    parser = cli.make_arg_parser(Parser())
+    # vLLM's parser, which objects instead of ending the process.
+    objecting = type("ObjectingParser", (utils.FlexibleArgumentParser,), {"error": refuse})
+    parser = cli.make_arg_parser(objecting())
 
     def attempt(line: list[str]) -> str | None:
         try:
