@@ -54,8 +54,8 @@ def run(root: Path, playbook: str, arguments: Sequence[str], console: Console | 
             state.take(event, time.monotonic())
             for section in state.finished[before:]:
                 live.console.print(section_line(section))
-            if text and (verbose or is_notice(event)):
-                live.console.print(Text.from_ansi(text.strip("\r\n")))
+            if text.strip() and (verbose or is_notice(event)):
+                live.console.print(coloured(text))
             return False  # no file per event: the log has the text
 
         config = runner_config(root, folder, playbook, arguments, passwords)
@@ -131,17 +131,19 @@ def new_log(root: Path, name: str) -> Path:
     return folder / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
 
 
+def coloured(text: str) -> Text:
+    """Return Ansible's text with its colours; its terminal ends lines with CR LF."""
+    return Text.from_ansi(text.replace("\r\n", "\n").strip("\n"))
+
+
 def plain(text: str) -> str:
-    """Return Ansible's text without colours and carriage returns."""
-    return Text.from_ansi(text.replace("\r\n", "\n").strip("\n")).plain
+    """Return Ansible's text without colours."""
+    return coloured(text).plain
 
 
 def is_notice(event: Event) -> bool:
-    """Tell whether an event is a warning or an error of Ansible itself, outside any task."""
-    text = str(event.get("stdout") or "")
-    return event.get("event") in ("warning", "deprecated", "error", "verbose") and bool(
-        re.search(r"\[?(WARNING|ERROR|DEPRECATED)\]?[:!]|^usage: ", text)
-    )
+    """Tell whether an event is text of Ansible itself, outside any task: warnings, errors, usage."""
+    return event.get("event") in ("verbose", "warning", "deprecated", "error", "system_warning")
 
 
 def section_line(section: Section) -> RenderableType:
