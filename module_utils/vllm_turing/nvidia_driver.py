@@ -314,7 +314,8 @@ def _refuse_run_installer(drivers: Sequence[Package], host: Host) -> None:
     if found:
         raise Refusal(
             f"driver {found.version} was installed by the .run installer "
-            f"({'; '.join(found.traces)}); packages on top of it give mixed libraries: run 'nvidia-uninstall', then this again"
+            f"({'; '.join(found.traces)}); packages on top of it give mixed libraries: "
+            "run 'nvidia-uninstall', then this again"
         )
 
 
@@ -921,6 +922,16 @@ def describe(plan: Plan) -> dict[str, Any]:
         "packages": plan.after,
         "spelling": asdict(plan.spelling),
     }
+
+
+def installed_drivers(packages: Iterable[Package]) -> dict[str, str]:
+    """Return the driver packages on the host with their versions."""
+    return {p.name: p.version for p in nvidia_packages.driver_packages(packages) if not p.leftover}
+
+
+def held(host: Host) -> list[str]:
+    """Return the packages on hold."""
+    return sorted(p.name for p in host.packages if p.held)
 
 
 def as_text(packages: Mapping[str, str], held: Iterable[str], files: Iterable[str] = ()) -> str:

@@ -119,9 +119,9 @@ def collect(runner: Runner = run, root: Path = Path("/")) -> BootState:
         for kernel in kernels
     )
     history = ""
-    for name in ("history.log", "history.log.1"):
+    for log in ("history.log", "history.log.1"):
         try:
-            history = (root / "var/log/apt" / name).read_text(encoding="utf-8", errors="replace")
+            history = (root / "var/log/apt" / log).read_text(encoding="utf-8", errors="replace")
         except OSError:
             continue
         if "nvidia" in history:

@@ -40,6 +40,7 @@ class Settings:
     :ivar gate_timeout: seconds that the gate waits for what may come late
     :ivar ready_timeout: seconds that loading and compiling may take
     :ivar environment_names: variables of the unit whose values belong to the applied state
+    :ivar log_file: where the service logs; empty for the journal
     """
 
     name: str
@@ -58,6 +59,7 @@ class Settings:
     gate_timeout: int = 120
     ready_timeout: int = 1800
     environment_names: tuple[str, ...] = ()
+    log_file: str = ""
 
     @property
     def connect_host(self) -> str:

@@ -38,6 +38,9 @@ _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 #: What YAML 1.1 (PyYAML) would fold, refuse or read as a line break inside double quotes.
 _ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 
+#: Words that YAML 1.1 reads as a truth value or as null.
+_RESERVED = {"true", "false", "yes", "no", "on", "off", "y", "n", "null"}
+
 
 class ArgsError(Exception):
     """A flag that cannot be written, in one sentence."""
@@ -212,10 +215,16 @@ def _block(mapping: Mapping[str, Any], depth: int, name: str) -> Iterable[str]:
     pad = "  " * depth
     for key, value in mapping.items():
         if isinstance(value, Mapping) and value:
-            yield f"{pad}{_scalar(str(key), name)}:"
+            yield f"{pad}{_key(str(key), name)}:"
             yield from _block(value, depth + 1, name)
         else:
-            yield f"{pad}{_scalar(str(key), name)}: {_flow(value, name)}"
+            yield f"{pad}{_key(str(key), name)}: {_flow(value, name)}"
+
+
+def _key(key: str, name: str) -> str:
+    """Write a key, without quotes where YAML 1.1 cannot mistake it for something else."""
+    plain = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", key) and key.lower() not in _RESERVED
+    return key if plain else _scalar(key, name)
 
 
 def _flow(value: Any, name: str) -> str:
