@@ -1,0 +1,1 @@
+"""The simulated host: a systemd container that looks like the target, and the mirrors around it."""

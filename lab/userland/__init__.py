@@ -1,0 +1,1 @@
+"""Programs and libraries that the stub packages install into a lab host."""
