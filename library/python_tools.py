@@ -20,13 +20,17 @@ options:
     type: path
     default: /usr/bin/python3
   requirements:
-    description: Requirements with hashes, in pip's format.
+    description: Requirements with hashes, in pip's format. Needed unless O(state=absent).
     type: str
-    required: true
   index_url:
     description: Package index. Empty for the host's own pip configuration.
     type: str
     default: ""
+  state:
+    description: Whether the tools are wanted.
+    type: str
+    choices: [present, absent]
+    default: present
 author: vllm-turing
 """
 
@@ -40,7 +44,7 @@ EXAMPLES = r"""
 RETURN = r"""
 folder:
   description: The folder behind the link.
-  returned: always
+  returned: when O(state=present)
   type: str
 """
 
@@ -50,17 +54,34 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.vllm_turing import python_tools
 
 
+def remove(module: AnsibleModule) -> None:
+    """Remove the tools and end the module."""
+    link = Path(module.params["path"])
+    before = python_tools.leftovers(link)
+    if before and not module.check_mode:
+        try:
+            python_tools.remove(link)
+        except OSError as error:
+            module.fail_json(msg=str(error))
+    listing = "".join(f"{path}\n" for path in before)
+    module.exit_json(changed=bool(before), diff={"before": listing, "after": ""})
+
+
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "path": {"type": "path", "required": True},
             "python": {"type": "path", "default": "/usr/bin/python3"},
-            "requirements": {"type": "str", "required": True},
+            "requirements": {"type": "str"},
             "index_url": {"type": "str", "default": ""},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
         },
+        required_if=[("state", "present", ["requirements"])],
         supports_check_mode=True,
     )
+    if module.params["state"] == "absent":
+        remove(module)
     tools = python_tools.Tools(
         link=Path(module.params["path"]),
         python=module.params["python"],

@@ -73,6 +73,27 @@ def install(tools: Tools, runner: Runner = run) -> None:
             shutil.rmtree(other)
 
 
+def leftovers(link: Path) -> list[Path]:
+    """Return everything that :func:`install` ever left at or beside a link.
+
+    :param link: the path under which the tools are used
+    """
+    folders = [path for path in link.parent.glob(f"{link.name}-*") if path.is_dir()]
+    return ([link] if link.is_symlink() else []) + sorted(folders)
+
+
+def remove(link: Path) -> None:
+    """Remove the tools: the link first, so that nobody uses half a folder.
+
+    :param link: the path under which the tools are used
+    """
+    for path in leftovers(link):
+        if path.is_symlink():
+            path.unlink()
+        else:
+            shutil.rmtree(path)
+
+
 def _build(tools: Tools, runner: Runner) -> None:
     shutil.rmtree(tools.folder, ignore_errors=True)
     tools.folder.parent.mkdir(parents=True, exist_ok=True)

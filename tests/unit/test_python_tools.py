@@ -80,3 +80,13 @@ def test_last_line_skips_what_tells_nothing() -> None:
     assert python_tools.last_line(result) == "ERROR: the cause"
     assert python_tools.last_line(Result(("x",), None, error="timed out")) == "timed out"
     assert python_tools.last_line(Result(("x",), 4)) == "exit status 4"
+
+
+def test_removal_takes_the_link_and_every_set(tmp_path: Path) -> None:
+    wanted = tools(tmp_path)
+    python_tools.install(wanted, FakeRunner())
+    (tmp_path / "tools-unfinished").mkdir()
+    (tmp_path / "toolsmith").mkdir()
+    python_tools.remove(wanted.link)
+    assert [path.name for path in tmp_path.iterdir()] == ["toolsmith"]
+    assert python_tools.leftovers(wanted.link) == []
