@@ -60,7 +60,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import yaml
 from ansible.errors import AnsibleLookupError
 from ansible.plugins.lookup import LookupBase
@@ -82,6 +81,9 @@ def parse_yaml(text: str) -> Any:
 
 def schema_problem(root: Path, data: Any) -> str | None:
     """Return the first violation of the schema as a sentence, or ``None``."""
+    # Here and not above: the import takes long, and every task starts in a process of its own.
+    import jsonschema
+
     schema = json.loads((root / "schema.json").read_text(encoding="utf-8"))
     error = jsonschema.exceptions.best_match(
         jsonschema.Draft202012Validator(schema).iter_errors(data)
