@@ -205,7 +205,11 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     started = time.monotonic()
     fingerprint = release.selected(options.prefix, "current")
-    wanted = release.Release(options.prefix, fingerprint or "none")
+    if not fingerprint:
+        current = str(options.prefix / "current")
+        print(f"runtime-check: {current!r} selects no release; {MEND}", file=sys.stderr)
+        return 1
+    wanted = release.Release(options.prefix, fingerprint)
     python = options.python or options.prefix / "current/venv/bin/python"
     try:
         failures, remarks = check(
