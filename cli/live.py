@@ -142,7 +142,7 @@ def plain(text: str) -> str:
 
 
 def is_notice(event: Event) -> bool:
-    """Tell whether an event is text of Ansible itself, outside any task: warnings, errors, usage."""
+    """Tell whether an event is text of Ansible itself: a warning, an error, its usage."""
     return event.get("event") in ("verbose", "warning", "deprecated", "error", "system_warning")
 
 

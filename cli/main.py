@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cli.verbs import LAB_ACTIONS, PLAYBOOKS, VERBS, unknown
+from cli.verbs import LAB_ACTIONS, LAB_NAME, PLAYBOOKS, VERBS, unknown
 
 ROOT = Path(__file__).resolve().parent.parent
 LAB_INVENTORY = "inventories/lab"
@@ -92,10 +92,14 @@ def lab(argv: Sequence[str]) -> int:
         return lab_program(action, rest)
     options = parser("lab")
     options.usage = (
-        f"./provision lab [{' | '.join(LAB_ACTIONS)}] [--plain] [arguments of ansible-playbook …]"
+        f"./provision lab [{'|'.join(LAB_ACTIONS)}] [--plain] [arguments of ansible-playbook …]"
+    )
+    options.add_argument(
+        "--name", default=os.environ.get(LAB_NAME, "lab"), help="name of the host (default: lab)"
     )
     known, rest = options.parse_known_args(rest)
-    status = lab_program("up", [])
+    os.environ[LAB_NAME] = known.name  # inventories/lab reads it
+    status = lab_program("up", ["--name", known.name])
     if status:
         return status
     return run_ansible("site.yml", ["-i", LAB_INVENTORY, *rest], plain=known.plain)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 VERBS: dict[str, str] = {
-    "lab": "a simulated host on this machine: up (default), down [--all], shell, status",
+    "lab": "a simulated host: up (default), down [--all], shell, status, reset, fault, mirrors",
     "site": "provision the hosts of an inventory (default: this box)",
     "preflight": "check hosts and change nothing; --local checks this box without Ansible",
     "upgrade": "move hosts to another driver, CUDA or stack version, one step at a time",
@@ -30,7 +30,10 @@ PLAYBOOKS: dict[str, str] = {
 }
 """Verb -> the playbook that it runs; the same one that ansible-playbook takes."""
 
-LAB_ACTIONS = ("up", "down", "shell", "status")
+LAB_NAME = "VLLM_TURING_LAB_NAME"
+"""The variable by which inventories/lab and the lab agree on a host."""
+
+LAB_ACTIONS = ("up", "down", "shell", "status", "reset", "reboot", "mirrors", "fault")
 
 RUN_REQUIREMENTS = "requirements.txt"
 DEV_REQUIREMENTS = "requirements-dev.txt"

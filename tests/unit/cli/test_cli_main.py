@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from cli import ansible, main
+from cli.verbs import LAB_NAME
 
 ROOT = Path(__file__).parents[3]
 
@@ -30,6 +32,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str], bool]]:
 @pytest.fixture
 def lab_calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     calls: list[list[str]] = []
+    monkeypatch.setenv(LAB_NAME, "lab")
 
     def run(command: list[str], **rest: Any) -> subprocess.CompletedProcess[str]:
         calls.append(command[1:])
@@ -67,8 +70,18 @@ def test_lab_up_boots_the_host_and_provisions_it(
     ran: list[Any], lab_calls: list[list[str]]
 ) -> None:
     assert main.main(["lab", "-e", "a=b", "--plain"]) == 7
-    assert lab_calls == [["-m", "lab", "up"]]
+    assert lab_calls == [["-m", "lab", "up", "--name", "lab"]]
     assert ran == [("site.yml", ["-i", "inventories/lab", "-e", "a=b"], True)]
+
+
+def test_the_name_of_a_lab_reaches_the_inventory(
+    ran: list[Any], lab_calls: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LAB_NAME, "other")
+    main.main(["lab"])
+    main.main(["lab", "up", "--name", "second"])
+    assert [call[-1] for call in lab_calls] == ["other", "second"]
+    assert os.environ[LAB_NAME] == "second"
 
 
 def test_other_lab_actions_are_the_labs(ran: list[Any], lab_calls: list[list[str]]) -> None:

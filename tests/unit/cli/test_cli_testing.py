@@ -10,7 +10,6 @@ import pytest
 from cli import testing
 from cli.testing import Check
 
-
 PYTHON = sys.executable
 
 
