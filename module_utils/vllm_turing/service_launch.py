@@ -62,6 +62,21 @@ def release_of(link: str) -> dict[str, Any]:
     return data
 
 
+def cache_environment(settings: Settings, fingerprint: str) -> dict[str, str]:
+    """Return the variables that point at the release's own caches, as its stack lists them.
+
+    :raises LaunchError: when the release does not say
+    """
+    description = Path(settings.release_link) / "stack" / "stack.json"
+    try:
+        caches = json.loads(description.read_text(encoding="utf-8"))["caches"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LaunchError(
+            f"{str(description)!r} lists no caches ({error}); build the release again"
+        ) from error
+    return service_settings.cache_environment(settings.cache_dir, fingerprint, caches)
+
+
 def prepare(
     settings: Settings, environment: Mapping[str, str], argv: Sequence[str], unit_digest: str
 ) -> tuple[dict[str, str], dict[str, Any]]:
@@ -78,10 +93,7 @@ def prepare(
         config = Path(settings.config).read_text(encoding="utf-8")
     except OSError as error:
         raise LaunchError(f"cannot read {settings.config!r}: {error.strerror}") from error
-    engine = {
-        **environment,
-        **service_settings.cache_environment(settings.cache_dir, release["fingerprint"]),
-    }
+    engine = {**environment, **cache_environment(settings, release["fingerprint"])}
     key = None
     if settings.api_key:
         key = _key(environment)
@@ -141,8 +153,8 @@ def main(argv: list[str]) -> int:
             raise LaunchError("no command after '--'")
         settings = service_settings.load(options.settings)
         engine, record = prepare(settings, os.environ, command, options.unit_digest)
-        for name in service_settings.CACHE_VARIABLES:
-            Path(engine[name]).mkdir(parents=True, exist_ok=True)
+        for folder in cache_environment(settings, record["release"]).values():
+            Path(folder).mkdir(mode=0o750, parents=True, exist_ok=True)
         write_record(settings.applied, {**record, "pid": os.getpid()})
         sys.stdout.flush()
         os.execve(command[0], command, engine)

@@ -8,15 +8,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-#: Variables that name the JIT caches of one release, and their folder below its cache.
-CACHE_VARIABLES = {
-    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
-    "TRITON_CACHE_DIR": "triton",
-    "TORCH_EXTENSIONS_DIR": "torch_extensions",
-    "VLLM_CACHE_ROOT": "vllm",
-    "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
-}
-
 
 class SettingsError(Exception):
     """A settings file that cannot be used, in one sentence."""
@@ -135,12 +126,14 @@ def load(path: str | Path) -> Settings:
         raise SettingsError(f"{path}: {error}") from error
 
 
-def cache_environment(cache_dir: str, fingerprint: str) -> dict[str, str]:
-    """Return the variables that give one release its own JIT caches.
+def cache_environment(
+    cache_dir: str, fingerprint: str, caches: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables that give one release its own caches of compiled code.
 
     :param cache_dir: the folder of all caches
     :param fingerprint: the release's; it names the folder, so that a kernel built for another
         release can never be loaded
+    :param caches: folder to variable, as the stack lists them
     """
-    base = f"{cache_dir}/{fingerprint}"
-    return {name: f"{base}/{folder}" for name, folder in CACHE_VARIABLES.items()}
+    return {variable: f"{cache_dir}/{fingerprint}/{folder}" for folder, variable in caches.items()}

@@ -63,9 +63,11 @@ def vllm_text_digest(text: str) -> str:
     return service_launch.text_digest(str(text))
 
 
-def vllm_cache_environment(fingerprint: str, cache_dir: str) -> dict[str, str]:
-    """Return the variables by which the launcher gives a release its own JIT caches."""
-    return service_settings.cache_environment(str(cache_dir), str(fingerprint))
+def vllm_cache_environment(stack: Mapping[str, Any], cache_dir: str) -> dict[str, str]:
+    """Return the variables by which the launcher gives a release of a stack its own caches."""
+    return service_settings.cache_environment(
+        str(cache_dir), str(stack["fingerprint"]), _plain(stack["caches"])
+    )
 
 
 def without_null(mapping: Mapping[str, Any]) -> dict[str, str]:
