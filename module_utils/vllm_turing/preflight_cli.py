@@ -77,3 +77,7 @@ def _wish(file: str | None, *, network: bool) -> preflight_wish.Wish:
     if network:
         return wish
     return preflight_wish.Wish({**wish.values, "preflight_network": False}, wish.site, wish.stack)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

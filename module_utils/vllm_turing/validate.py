@@ -432,6 +432,26 @@ def check_stack(values: Mapping[str, Any], stacks: Sequence[str]) -> list[Proble
     return [Problem("vllm_runtime_stack", f"{quote(name)} is no stack; use {one_of(stacks)}")]
 
 
+def check_checks(
+    values: Mapping[str, Any], checks: Sequence[str], groups: Sequence[str]
+) -> list[Problem]:
+    """Check the names of preflight checks in the variables that hold such names.
+
+    :param checks: ids of all checks
+    :param groups: their groups; only ``preflight_accept`` takes none
+    """
+    problems = []
+    for variable in ("preflight_accept", "preflight_only", "preflight_skip"):
+        names = values.get(variable)
+        known = [*checks] if variable == "preflight_accept" else [*checks, *groups]
+        for name in names if isinstance(names, list) else []:
+            if str(name) not in known:
+                close = nearest(str(name), known, cutoff=0.5)
+                hint = f"did you mean {quote(close)}?" if close else "docs/preflight.md lists them"
+                problems.append(Problem(variable, f"{quote(name)} is no check; {hint}"))
+    return problems
+
+
 # -- the host's own answer --------------------------------------------------------------------
 
 

@@ -41,6 +41,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import yaml
 from ansible.errors import AnsibleError
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
@@ -48,7 +49,12 @@ from ansible.plugins.action import ActionBase
 # Ansible finds module_utils for modules only; plugins of the controller have to name the folder.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "module_utils"))
 
-from vllm_turing import validate, validate_sources
+from vllm_turing import preflight, stack, validate, validate_sources
+
+
+def _yaml(text: str) -> Any:
+    """Read the YAML of a stack."""
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 class ActionModule(ActionBase):
@@ -93,9 +99,13 @@ class ActionModule(ActionBase):
         for role in roles.values():
             problems += validate.check_values(role.options, values)
             problems += validate.check_paths(role.options, values, variables)
-            problems += self._remaining(role, values, {problem.variable for problem in problems})
+            reported = {problem.variable for problem in problems}
+            # Own defaults may hold what only the role can evaluate (its path, a lookup).
+            given = {name: value for name, value in values.items() if name in variables}
+            problems += self._remaining(role, given, reported)
         problems += validate.check_urls(values)
-        problems += validate.check_stack(values, validate_sources.stack_names())
+        problems += self._stack_problems(values)
+        problems += validate.check_checks(values, preflight.check_ids(), preflight.GROUPS)
         problems += validate.check_rules(values)
         return problems
 
@@ -119,11 +129,39 @@ class ActionModule(ActionBase):
         return validate_sources.effective(roles, variables, template)
 
     @staticmethod
+    def _stack_problems(values: dict[str, Any]) -> list[validate.Problem]:
+        """Check the stack's name, and whether the toolkit and the Python fit it."""
+        unknown = validate.check_stack(values, validate_sources.stack_names())
+        name = values.get("vllm_runtime_stack")
+        if unknown or not isinstance(name, str):
+            return unknown
+        patches = values.get("vllm_runtime_optional_patches")
+        try:
+            found = stack.load(
+                validate_sources.PROJECT / "stacks",
+                name,
+                _yaml,
+                patches if isinstance(patches, list) else (),
+            )
+            texts = stack.problems(
+                found,
+                cuda_toolkit_version=str(values.get("cuda_toolkit_version") or "") or None,
+                python=str(values.get("vllm_runtime_python") or ""),
+                require_hashes=values.get("vllm_runtime_require_hashes") is True,
+            )
+        except stack.StackError as error:
+            texts = [str(error)]
+        return [validate.Problem("", text) for text in texts]
+
+    @staticmethod
     def _remaining(
-        role: validate_sources.Role, values: dict[str, Any], reported: set[str]
+        role: validate_sources.Role, given: dict[str, Any], reported: set[str]
     ) -> list[validate.Problem]:
-        """Let Ansible's own validator look once more at what has no problem so far."""
-        options = {name: spec for name, spec in role.options.items() if name not in reported}
-        given = {name: values[name] for name in options if name in values}
-        outcome = ArgumentSpecValidator(options).validate(given)
+        """Let Ansible's own validator look once more at given values without a problem so far."""
+        options = {
+            name: spec
+            for name, spec in role.options.items()
+            if name not in reported and name in given
+        }
+        outcome = ArgumentSpecValidator(options).validate({name: given[name] for name in options})
         return [validate.Problem("", str(message)) for message in outcome.error_messages]
