@@ -432,6 +432,7 @@ def overlay(
     hide: Iterable[str] = (),
     own_lists: bool = False,
     main: str | None = None,
+    sources_from: str | None = None,
     root: Path = Path("/"),
 ) -> Iterator[list[str]]:
     """Give apt options under which it sees other preferences and sources than the host's.
@@ -441,6 +442,7 @@ def overlay(
     :param preferences: file name to content, laid over /etc/apt/preferences.d
     :param sources: the same for /etc/apt/sources.list.d
     :param hide: names of files of either folder that apt is not to see
+    :param sources_from: take the sources from this folder instead of the host's
     :param main: another content for /etc/apt/sources.list
     :param own_lists: keep fetched indexes in the overlay too (the host's are copied in first)
     """
@@ -459,6 +461,8 @@ def overlay(
             target = folder / part
             target.mkdir()
             origin = root / "etc/apt" / part
+            if part == "sources.list.d" and sources_from:
+                origin = Path(sources_from)
             if origin.is_dir():
                 for path in origin.iterdir():
                     if path.is_file() and path.name not in hidden:

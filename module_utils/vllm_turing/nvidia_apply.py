@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from . import apt_key, apt_sources, deb_version, nvidia_kernel, nvidia_packages
+from . import apt_key, apt_source, apt_sources, deb_version, nvidia_kernel, nvidia_packages
 from .apt_client import Apt, AptError
 from .nvidia_driver import (
     PREFERENCES,
@@ -46,13 +46,11 @@ def apply(plan: Plan, wish: Wish, host: Host) -> list[str]:
     try:
         apt_sources.repair(plan.findings, host.root)
         if plan.key:
-            data = apt_key.fetch(plan.key.key_url)
-            key = apt_key.verified(data, plan.key.key_fingerprint, plan.key.key_url)
-            _write(host.root, plan.key.key_path, key)
+            apt_source.write(host.root, plan.key.key_path, apt_source.fetch_key(plan.key))
         # Sources come after their key and before apt; the pin comes just before the transaction.
         new_source = [path for path in plan.files if path != PREFERENCES]
         for path in new_source:
-            _write(host.root, path, plan.files[path].encode())
+            apt_source.write(host.root, path, plan.files[path].encode())
         if new_source:
             apt.update()
         if plan.configure:
@@ -60,23 +58,13 @@ def apply(plan: Plan, wish: Wish, host: Host) -> list[str]:
         if plan.arguments or plan.debs:
             _transaction(plan, wish, host, apt, record)
         elif PREFERENCES in plan.files:
-            _write(host.root, PREFERENCES, plan.files[PREFERENCES].encode())
+            apt_source.write(host.root, PREFERENCES, plan.files[PREFERENCES].encode())
         if plan.leftovers:
             apt.purge(plan.leftovers)
         warnings += _after(plan, wish, host, apt, record)
     except (AptError, apt_key.KeyProblem, OSError, Refusal) as error:
         raise ApplyError(str(error)) from error
     return warnings
-
-
-def _write(root: Path, path: str, data: bytes) -> None:
-    """Replace one file atomically, readable by all (apt reads keys and sources as its own user)."""
-    target = root / path.lstrip("/")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = target.with_name(f".{target.name}.new")
-    scratch.write_bytes(data)
-    scratch.chmod(0o644)
-    scratch.replace(target)
 
 
 def _finish(plan: Plan, apt: Apt, host: Host) -> None:
@@ -106,7 +94,7 @@ def _transaction(plan: Plan, wish: Wish, host: Host, apt: Apt, record: Record) -
     record.write({**old, **_record(plan, wish, old.get("held", [])), "complete": False})
     apt.unhold(plan.unhold)
     if PREFERENCES in plan.files:
-        _write(host.root, PREFERENCES, plan.files[PREFERENCES].encode())
+        apt_source.write(host.root, PREFERENCES, plan.files[PREFERENCES].encode())
     archives = str(host.root / store(wish, plan.resolved.package_version).lstrip("/"))
     try:
         apt.install([*plan.arguments, *plan.debs], archives=None if plan.debs else archives)
@@ -176,7 +164,7 @@ def _text(root: Path, path: str) -> str:
 
 
 def _previous(wish: Wish, root: Path) -> Path:
-    return root / f"{wish.state_dir}/driver/previous.json".lstrip("/")
+    return root / f"{wish.cache_dir}/previous.json".lstrip("/")
 
 
 def previous(wish: Wish, root: Path = Path("/")) -> dict[str, Any]:
@@ -267,12 +255,12 @@ def _persistence(plan: Plan, host: Host) -> list[str]:
 
 def _prune(wish: Wish, host: Host, version: str) -> None:
     """Keep the packages of the present driver and of the one before."""
-    folder = host.root / f"{wish.state_dir}/driver/packages".lstrip("/")
+    folder = host.root / wish.cache_dir.lstrip("/")
     keep = {version, str(previous(wish, host.root).get("package_version", ""))}
     names = {name.replace(":", "_") for name in keep}
     if folder.is_dir():
         for path in folder.iterdir():
-            if path.name not in names:
+            if path.is_dir() and path.name not in names:
                 shutil.rmtree(path, ignore_errors=True)
 
 
@@ -332,7 +320,7 @@ def restore(wish: Wish, host: Host, reason: str = "") -> None:
         apt.unhold(held)
         preferences = data.get("preferences") or ""
         if preferences:
-            _write(host.root, PREFERENCES, preferences.encode())
+            apt_source.write(host.root, PREFERENCES, preferences.encode())
         else:
             (host.root / PREFERENCES.lstrip("/")).unlink(missing_ok=True)
         if not is_back(data, host):

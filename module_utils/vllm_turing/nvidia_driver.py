@@ -8,14 +8,24 @@ a plan out.
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from . import apt_key, apt_sources, deb_packages, deb_version, nvidia_kernel, nvidia_packages
+from . import (
+    apt_key,
+    apt_source,
+    apt_sources,
+    deb_packages,
+    deb_version,
+    nvidia_kernel,
+    nvidia_packages,
+)
 from .apt_client import Apt, AptError, Simulation, overlay
+from .apt_source import Source
 from .deb_packages import Package
 from .nvidia_packages import Spelling
 from .run import Runner, run
@@ -43,31 +53,18 @@ class Refusal(Exception):
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where driver packages may come from.
-
-    :ivar name: for messages and the record, e.g. ``ubuntu``
-    :ivar origin: the ``Origin`` of the archive's Release file, e.g. ``Ubuntu``, ``NVIDIA``
-    :ivar files: apt files that make the source known, path to content; none for a source that
-        the host already has
-    :ivar key_url: the archive's signing key; none when the host already has it
-    """
-
-    name: str
-    origin: str
-    files: Mapping[str, str] = field(default_factory=dict)
-    key_url: str = ""
-    key_fingerprint: str = ""
-    key_path: str = ""
-
-
-@dataclass(frozen=True)
 class Wish:
-    """The driver that is wanted; the fields are the role's variables."""
+    """The driver that is wanted; the fields are the role's variables.
+
+    :ivar state_dir: folder of the record, which belongs to the service account
+    :ivar cache_dir: folder of the local package cache; what is installed comes from there, so
+        it and its parents belong to root alone
+    """
 
     version: str
     sources: Sequence[Source]
     state_dir: str
+    cache_dir: str
     flavour: str = "proprietary"
     variant: str = "auto"
     modules: str = "auto"
@@ -155,9 +152,12 @@ class Record:
     def write(self, data: Mapping[str, Any]) -> None:
         """Replace the record atomically."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = self.path.with_name(".driver.json.new")
-        scratch.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        scratch.replace(self.path)
+        # The folder belongs to the service account: a fixed scratch name could be a trap (a link).
+        descriptor, scratch = tempfile.mkstemp(dir=self.path.parent, prefix=".driver.json.")
+        with open(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(json.dumps(data, indent=2, sort_keys=True) + "\n")
+        Path(scratch).chmod(0o644)
+        Path(scratch).replace(self.path)
 
 
 @dataclass
@@ -208,7 +208,7 @@ def read_host(
 
 def store(wish: Wish, package_version: str) -> str:
     """Return the folder that keeps the .deb files of one driver version."""
-    return f"{wish.state_dir}/driver/packages/{package_version.replace(':', '_')}"
+    return f"{wish.cache_dir}/{package_version.replace(':', '_')}"
 
 
 def installed_version(packages: Iterable[Package], spelling: Spelling) -> str | None:
@@ -381,7 +381,7 @@ def _offers(
     fault: str | None = None
     for rank, source in enumerate(wish.sources):
         try:
-            view = _view(source, host, stack)
+            view = apt_source.view(source, host.apt, host.root, stack)
             found = _of_source(view, source, rank, spelling)
             if not source.files and not _has(found, exact):
                 # The lists may be missing (a fresh box) or old: look again before giving up.
@@ -418,38 +418,6 @@ def _of_source(view: Apt, source: Source, rank: int, spelling: Spelling) -> list
         _Offer(deb_version.upstream(c.version), c.version, source, rank, view)
         for c in sorted(mine, key=lambda c: deb_version.key(c.version), reverse=True)
     ]
-
-
-def _view(source: Source, host: Host, stack: ExitStack) -> Apt:
-    """Look at apt as if the source were set up; its index is fetched into a scratch folder."""
-    missing = {
-        path: content
-        for path, content in source.files.items()
-        if _read(host.root, path) != content or not _read(host.root, source.key_path, binary=True)
-    }
-    if not missing:
-        return host.apt
-    key = apt_key.verified(apt_key.fetch(source.key_url), source.key_fingerprint, source.key_url)
-    preferences, sources = {}, {}
-    for path, content in source.files.items():
-        name = path.rsplit("/", 1)[-1]
-        if "/preferences.d/" in path:
-            preferences[name] = content
-        else:
-            sources[name] = content
-    scratch = stack.enter_context(overlay(preferences, sources, own_lists=True, root=host.root))
-    folder = next(o.split("=", 1)[1] for o in scratch if o.startswith("Dir::Etc::sourceparts="))
-    # The key is not on the host yet: the scratch source names a scratch copy.
-    key_path = Path(folder) / "scratch-key.gpg"
-    key_path.write_bytes(key)
-    key_path.chmod(0o644)
-    for name, content in sources.items():
-        (Path(folder) / name).write_text(
-            content.replace(source.key_path, str(key_path)), encoding="utf-8"
-        )
-    view = host.apt.view(scratch)
-    view.update()
-    return view
 
 
 def _refresh(view: Apt, host: Host, stack: ExitStack) -> Apt:
@@ -544,7 +512,7 @@ def _from_cache(
 
     Used when something else moved the driver and the sources no longer have the old version.
     """
-    folder = host.root / f"{wish.state_dir}/driver/packages".lstrip("/")
+    folder = host.root / wish.cache_dir.lstrip("/")
     if not folder.is_dir():
         return None
     for path in folder.iterdir():
@@ -802,15 +770,12 @@ def _fill(
 # -- files, holds and the rest --------------------------------------------------------------------
 
 
-def _read(root: Path, path: str, *, binary: bool = False) -> str | None:
-    """Return a file's text, or ``None``; with ``binary`` only whether it is there (``"x"``)."""
-    if not path:
-        return "x" if binary else None
+def _read(root: Path, path: str) -> str | None:
+    """Return a file's text, or ``None``."""
     try:
-        data = (root / path.lstrip("/")).read_bytes()
+        return (root / path.lstrip("/")).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    return "x" if binary else data.decode("utf-8", "replace")
 
 
 def _plan_files(plan: Plan, wish: Wish, host: Host) -> None:
@@ -821,7 +786,7 @@ def _plan_files(plan: Plan, wish: Wish, host: Host) -> None:
     )
     plan.files = {p: content for p, content in wanted.items() if _read(host.root, p) != content}
     plan.steps += [f"write {path}" for path in plan.files]
-    if plan.key and _read(host.root, plan.key.key_path, binary=True):
+    if plan.key and apt_source.key_is_right(plan.key, host.root):
         plan.key = None
     if plan.key:
         plan.steps.append(f"install the signing key {plan.key.key_path}")

@@ -283,3 +283,25 @@ def after_reboot(decision: Decision, before: Sequence[str]) -> list[str]:
     same = [reason for reason in decision.reasons if reason in before]
     words = "still" if same else "now"
     return [f"after the reboot, {words}: {reason}" for reason in decision.reasons]
+
+
+def verify(state: BootState, runner: Runner = run) -> str | None:
+    """Ask the driver itself whether it works.
+
+    :returns: what is wrong, or ``None``
+    """
+    if state.package is None:
+        return "no driver package is installed"
+    result = runner(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], timeout=60
+    )
+    versions = [line.strip() for line in result.stdout.splitlines() if line.strip()]
+    # Decided on rows, not on the status, which differs between driver versions.
+    rows = [version for version in versions if version[:1].isdigit()]
+    if not rows:
+        words = result.error or (versions or result.stderr.strip().splitlines() or ["no output"])[0]
+        return f"driver {state.package} is installed but nvidia-smi sees no card: {words}"
+    wrong = sorted({version for version in rows if version != state.package})
+    if wrong:
+        return f"nvidia-smi reports driver {', '.join(wrong)}, not {state.package}"
+    return None
