@@ -22,7 +22,8 @@ class Role:
     """What one role declares.
 
     :ivar options: its public options, from ``meta/argument_specs.yml``
-    :ivar defaults: their defaults, from ``defaults/main.yml``, not yet templated
+    :ivar defaults: their defaults, from ``defaults/main.yml``, not yet templated, and the role's
+        private variables, which a default may name
     """
 
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -46,9 +47,12 @@ def read_roles(load: Callable[[str], Any], project: Path = PROJECT) -> dict[str,
         options: dict[str, dict[str, Any]] = {}
         for entry in specs.values():
             options.update(entry.get("options") or {})
-        defaults_file = folder / "defaults" / "main.yml"
-        defaults = load(str(defaults_file)) if defaults_file.is_file() else None
-        roles[folder.name] = Role(options, dict(defaults or {}))
+        defaults: dict[str, Any] = {}
+        # A default may name the role's private variables.
+        for part in ("vars", "defaults"):
+            file = folder / part / "main.yml"
+            defaults.update((load(str(file)) if file.is_file() else None) or {})
+        roles[folder.name] = Role(options, defaults)
     return roles
 
 
