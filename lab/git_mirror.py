@@ -23,6 +23,8 @@ from pathlib import Path
 from urllib.parse import unquote
 
 REPOSITORY = "weicj/FlashQLA-SM70-SM75"
+#: The same repository under a name that says what it is; the lab's own stack uses this one.
+ALIAS = "vllm-turing-lab/FlashQLA"
 BRANCHES = ("main", "sm70-sm75-gdn-forward")
 COMMIT = "2c661223dcab998f4bb4ac86947a39c65e13f8b0"
 AUTHOR = "vllm-turing lab <lab@vllm-turing.invalid>"
@@ -289,6 +291,8 @@ class GitHandler:
             request.send_error(405, "the lab's git mirror is read-only")
             return True
         name = unquote(path.partition("?")[0].removeprefix(URL_PREFIX))
+        if name.startswith(f"{ALIAS}.git/"):
+            name = f"{REPOSITORY}.git/{name.partition('.git/')[2]}"
         file = (self._root / name).resolve()
         if not file.is_relative_to(self._root) or not file.is_file():
             request.send_error(404, f"no such file: {name}")

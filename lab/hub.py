@@ -487,12 +487,13 @@ class _Answer:
         if fault and kind in ("reset", "truncate", "stall", "no-length"):
             end = min(end, int(fault.number("after", end if kind == "no-length" else 0)))
         rate = fault.number("rate", 1 << 20) if fault and kind == "slow" else 0.0
-        for start in range(0, end, CHUNK):
-            part = body[start : min(start + CHUNK, end)]
-            request.wfile.write(part)
-            self.sent += len(part)
+        piece = max(1, min(CHUNK, int(rate / 20))) if rate else CHUNK
+        for start in range(0, end, piece):
+            part = body[start : min(start + piece, end)]
             if rate:
                 time.sleep(len(part) / rate)
+            request.wfile.write(part)
+            self.sent += len(part)
         request.wfile.flush()
         if fault and kind == "reset":
             _reset(request)
