@@ -12,7 +12,7 @@ from dataclasses import asdict
 from lab import faults, mirrors
 from lab.errors import LabError
 from lab.host import Lab
-from lab.state import default_state
+from lab.state import default_state, read_json
 from lab.userland.hardware import FAULTS
 
 
@@ -37,7 +37,9 @@ def parser() -> argparse.ArgumentParser:
     verb("reset", "Replace the lab host by a fresh one under the same port and host key.")
     verb("reboot", "Restart the lab host.")
     mirror = verb("mirrors", "Show or change the mirror process.")
-    mirror.add_argument("action", nargs="?", choices=("show", "set", "serve", "stop"), default="show")
+    mirror.add_argument(
+        "action", nargs="?", choices=("show", "set", "serve", "stop"), default="show"
+    )
     mirror.add_argument("setting", nargs="?", help="for 'set': NAME=VALUE, such as archive=current")
     mirror.add_argument("--port", type=int, default=mirrors.FIRST_PORT, help=argparse.SUPPRESS)
     fault = verb("fault", "Show, list or switch a fault of the simulated hardware.")
@@ -58,11 +60,11 @@ def run_mirrors(arguments: argparse.Namespace) -> int:
         mirrors.set_option(state, name, value)
         print(f"{name}={value}")
     else:
-        known = mirrors.read_json(state.mirror_file)
+        known = read_json(state.mirror_file)
         port = int(known.get("port", 0))
         pid = mirrors.answers(port, state) if port else 0
         print(f"mirror: {mirrors.url_from_inside(port)} (process {pid})" if pid else "not running")
-        settings = mirrors.read_json(state.root / "mirror-settings.json")
+        settings = read_json(state.root / "mirror-settings.json")
         for name, values in mirrors.SETTINGS.items():
             print(f"  {name}={settings.get(name, values[0])}  (one of: {', '.join(values)})")
     return 0

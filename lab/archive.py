@@ -46,7 +46,9 @@ def ensure_keys(state: State, runner: Runner = run) -> None:
 
 def fingerprint(state: State, name: str, runner: Runner = run) -> str:
     """Fingerprint of one archive key."""
-    text = runner(["gpg", "--batch", "--show-keys", "--with-colons", str(state.keys / f"{name}.asc")])
+    text = runner(
+        ["gpg", "--batch", "--show-keys", "--with-colons", str(state.keys / f"{name}.asc")]
+    )
     match = re.search(r"^fpr:::::::::([0-9A-F]{40}):", text, re.MULTILINE)
     if not match:
         raise LabError(f"The key file '{state.keys / name}.asc' is damaged; remove '{state.keys}'.")
@@ -65,21 +67,31 @@ def filter_gone(index: str, gone: set[str]) -> str:
 
 def release(folder: Path, fields: dict[str, str], runner: Runner = run) -> str:
     """Write the Release text of a folder of indexes."""
-    options = [part for k, v in fields.items() for part in ("-o", f"APT::FTPArchive::Release::{k}={v}")]
+    options = [
+        part for k, v in fields.items() for part in ("-o", f"APT::FTPArchive::Release::{k}={v}")
+    ]
     return runner(["apt-ftparchive", *options, "release", "."], cwd=folder)
 
 
 def sign(state: State, folder: Path, key: str) -> None:
     """Sign a folder's Release file, inline and detached."""
     options = ["--local-user", key, "--digest-algo", "SHA512"]
-    gpg(state, *options, "--output", str(folder / "InRelease"), "--clearsign", str(folder / "Release"))
+    gpg(
+        state,
+        *options,
+        "--output",
+        str(folder / "InRelease"),
+        "--clearsign",
+        str(folder / "Release"),
+    )
     options += ["--armor", "--output", str(folder / "Release.gpg")]
     gpg(state, *options, "--detach-sign", str(folder / "Release"))
 
 
 def publish_ubuntu(state: State, root: Path, packages: list[debs.Package], runner: Runner) -> None:
-    """Write the indexes of the Ubuntu archive: 'dists' with everything, 'dists-current' without
-    the versions that have left the real archive.
+    """Write the indexes of the Ubuntu archive, complete and as it is now.
+
+    'dists' lists everything, 'dists-current' leaves out what has left the real archive.
     """
     gone = {p.filename for p in packages if p.gone}
     for folder, without in (("dists", set[str]()), ("dists-current", gone)):
@@ -140,4 +152,7 @@ def publish(state: State, progress: Callable[[str], None], runner: Runner = run)
         draft_link.unlink(missing_ok=True)
         draft_link.symlink_to(name)
         draft_link.replace(link)
+    for other in state.apt.iterdir():
+        if other.name not in (name, "current"):
+            shutil.rmtree(other, ignore_errors=True)
     return done

@@ -1,4 +1,4 @@
-"""What the lab must know about the machine it runs on: its archive, certificates, indexes, limits."""
+"""What the lab must know about the controller: archive, certificates, indexes, limits."""
 
 from __future__ import annotations
 
@@ -113,9 +113,7 @@ def parse_one_line_sources(text: str) -> list[AptSource]:
         match = re.fullmatch(r"deb\s+(?:\[([^\]]*)\]\s+)?(\S+)\s+(\S+)((?:\s+\S+)*)", line)
         if not match:
             continue
-        options = dict(
-            part.split("=", 1) for part in (match.group(1) or "").split() if "=" in part
-        )
+        options = dict(part.split("=", 1) for part in (match.group(1) or "").split() if "=" in part)
         found.append(
             AptSource(
                 match.group(2),
@@ -281,7 +279,7 @@ def limits() -> Limits:
 
 
 def oci_runtime(cgroup_root: Path = Path("/sys/fs/cgroup")) -> str:
-    """Name the OCI runtime that works here: crun refuses the hybrid cgroup layout, runc does not."""
+    """Name the OCI runtime that works here: crun refuses the hybrid cgroup layout."""
     unified = (cgroup_root / "cgroup.controllers").is_file()
     order = ("crun", "runc") if unified else ("runc",)
     for program in order:
@@ -299,7 +297,7 @@ def require_root() -> None:
 
 
 def missing_packages() -> list[str]:
-    """Packages the controller lacks for the lab."""
+    """Return the packages that the controller lacks for the lab."""
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
     lacking = {pkg for prog, pkg in NEEDED.items() if not shutil.which(prog, path=path)}
     lacking |= {pkg for name, pkg in NEEDED_FILES.items() if not Path(name).exists()}

@@ -24,6 +24,8 @@ NVIDIA_MODULES = ("nvidia", "nvidia-modeset", "nvidia-drm", "nvidia-uvm")
 RELATIONS = ("Depends", "Recommends", "Provides", "Conflicts", "Replaces", "Breaks")
 SCRIPTS = ("preinst", "postinst", "prerm", "postrm")
 PYTHON = "#!/usr/bin/python3 -I\n"
+# 2026-07-15, in seconds since 1970.
+BUILD_DATE = 1784073600
 CANONICAL = b"Canonical Ltd. Kernel Module Signing"
 
 
@@ -55,7 +57,7 @@ class Package:
         return "." if self.archive == "nvidia" else f"pool/{self.component}"
 
     def control(self) -> str:
-        """The package's control file."""
+        """Return the package's control file."""
         lines = [
             f"Package: {self.name}",
             f"Version: {self.version}",
@@ -167,17 +169,17 @@ class Builder:
         return target
 
     def shim(self) -> Path:
-        """The library that is preloaded into every process of a box."""
+        """Compile the library that is preloaded into every process of a box."""
         return self.compile("shim.so", "shim.c", "-fPIC", "-shared", "-ldl")
 
     def nvml(self, version: str) -> Path:
-        """The stand-in NVML of one driver version."""
+        """Compile the stand-in NVML of one driver version."""
         define = f'-DLIBRARY_VERSION="{version}"'
         flags = ("-fPIC", "-shared", "-Wl,-soname,libnvidia-ml.so.1", define)
         return self.compile(f"nvml-{version}.so", "nvml.c", *flags)
 
     def module(self, name: str, kernel: str, license_: str, version: str = "") -> Path:
-        """A stand-in kernel module."""
+        """Compile a stand-in kernel module."""
         flags = [
             "-c",
             f'-DMODULE_NAME="{name.replace("-", "_")}"',
@@ -219,8 +221,9 @@ class Builder:
             target.mkdir()
             for name in NVIDIA_MODULES:
                 made = self.module(name, what["kernel"], what["license"], package.values["u"])
-                shutil.copyfile(made, target / f"{name}.ko")
-                (target / f"{name}.ko").chmod(0o644)
+                placed = target / f"{name}{what.get('suffix', '.ko')}"
+                shutil.copyfile(made, placed)
+                placed.chmod(0o644)
             return
         else:
             raise LabError(f"'{path}' of package '{package.name}' has no known content: {what}.")
@@ -243,7 +246,11 @@ class Builder:
                 script.write_text(f"#!/bin/sh\nset -e\n{text.strip()}\n", encoding="utf-8")
                 script.chmod(0o755)
             options = ["--root-owner-group", "-Zgzip", "-z1"]
-            self.runner(["dpkg-deb", *options, "--build", str(root), str(target)])
+            # One date for all: a package that did not change is the same bytes in every build.
+            self.runner(
+                ["dpkg-deb", *options, "--build", str(root), str(target)],
+                env={"SOURCE_DATE_EPOCH": str(BUILD_DATE)},
+            )
         return target
 
     def build_all(self, packages: list[Package], archive: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from lab import archive, controller, image, mirrors
 from lab.command import Runner, run
 from lab.errors import LabError
-from lab.state import State, default_state, read_json, write_json
+from lab.state import CONTROLLER_FROM_INSIDE, State, default_state, read_json, write_json
 
 Progress = Callable[[str], None]
 
@@ -69,7 +69,7 @@ class Lab:
         return self.folder / "connection.json"
 
     def connection(self) -> dict[str, Any]:
-        """Connection details of the host; raise LabError when there is no such host."""
+        """Return the connection details of the host; raise LabError when there is no such host."""
         data = read_json(self.connection_file)
         if not data:
             raise LabError(f"There is no lab host '{self.name}'; start it with 'python -m lab up'.")
@@ -266,9 +266,7 @@ class Lab:
             (archive.SUITE,),
             archive.COMPONENTS,
         )
-        image.write(
-            draft, "/etc/apt/sources.list.d/ubuntu.sources", image.deb822(source, keyring)
-        )
+        image.write(draft, "/etc/apt/sources.list.d/ubuntu.sources", image.deb822(source, keyring))
         for folder in (self.state.store / "uv", self.state.host_store(self.name) / "opt"):
             folder.mkdir(parents=True, exist_ok=True)
         # Same mount as uv's cache, so that uv can hard-link a release out of it.
@@ -277,7 +275,7 @@ class Lab:
         with environment.open("a", encoding="utf-8") as text:
             text.write(f"UV_CACHE_DIR={self.state.store}/uv\n")
             if here.proxies:
-                text.write(f"no_proxy={mirrors.CONTROLLER_FROM_INSIDE},localhost,127.0.0.1\n")
+                text.write(f"no_proxy={CONTROLLER_FROM_INSIDE},localhost,127.0.0.1\n")
         draft.rename(self.rootfs)
 
     def ensure_keys(self) -> None:
@@ -337,7 +335,9 @@ class Lab:
 
     def write_inventory(self) -> None:
         """Write the facts of all hosts for inventories."""
-        hosts = {n: read_json(self.state.host(n) / "connection.json") for n in self.state.host_names()}
+        hosts = {
+            n: read_json(self.state.host(n) / "connection.json") for n in self.state.host_names()
+        }
         mirror = next(iter(hosts.values()), {}).get("mirror", "")
         write_json(self.state.inventory_file, {"hosts": hosts, "mirror": mirror})
 

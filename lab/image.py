@@ -198,7 +198,9 @@ def build_base(
         source.signed_by or f"/usr/share/keyrings/{controller.distribution}-archive-keyring.gpg"
     )
     if not Path(keyring).is_file():
-        raise LabError(f"The archive's keyring '{keyring}' is missing; install the keyring package.")
+        raise LabError(
+            f"The archive's keyring '{keyring}' is missing; install the keyring package."
+        )
     draft = state.images / f"{done.name}.part"
     shutil.rmtree(draft, ignore_errors=True)
     progress(f"box image: debootstrap {controller.codename} (about a minute, once)")
@@ -303,7 +305,18 @@ def build_box(
         mounts=(f"{archive}:/run/lab-archive:ro",),
     )
     draft.rename(done)
+    prune(state, keep=(done.name, f"base-{base_digest(controller)}"))
     return done
+
+
+def prune(state: State, keep: tuple[str, ...]) -> None:
+    """Remove images and logs that no later 'up' would use."""
+    for path in state.images.iterdir():
+        if path.name.removesuffix(".log") not in keep:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def find_deb(archive: Path, name: str) -> Path:

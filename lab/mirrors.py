@@ -92,7 +92,9 @@ def prepare(state_dir: Path) -> None:
             importlib.import_module(name).prepare(state_dir)
         except Exception as error:
             if isinstance(error, (OSError, ImportError)) or type(error).__name__.endswith("Error"):
-                raise LabError(f"The mirror part '{name}' could not be prepared: {error}.") from error
+                raise LabError(
+                    f"The mirror part '{name}' could not be prepared: {error}."
+                ) from error
             raise
 
 

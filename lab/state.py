@@ -72,7 +72,7 @@ class State:
         return self.root / "hosts" / name
 
     def host_store(self, name: str) -> Path:
-        """What a host keeps inside the shared store."""
+        """Return the folder of a host inside the shared store."""
         return self.store / "hosts" / name
 
     def host_names(self) -> list[str]:
@@ -84,7 +84,7 @@ class State:
 
 
 def default_state() -> State:
-    """The state directory the environment asks for, else the default."""
+    """Return the state directory the environment asks for, else the default."""
     return State(Path(os.environ.get("VLLM_TURING_LAB_DIR") or DEFAULT_DIR).resolve())
 
 

@@ -22,14 +22,14 @@ OWNER = b"lab Secure Boot Module Signature key"
 
 
 def signature(signer: bytes) -> bytes:
-    """Appended signature in the kernel's layout, with a raw signer name."""
+    """Return an appended signature in the kernel's layout, with a raw signer name."""
     key_id, body = b"\1" * 20, b"\0" * 256
     block = bytes([1, 4, 1, len(signer), len(key_id), 0, 0, 0]) + len(body).to_bytes(4, "big")
     return signer + key_id + body + block + b"~Module signature appended~\n"
 
 
 def registered() -> list[tuple[str, str]]:
-    """(module, version) pairs in the tree."""
+    """Return the (module, version) pairs in the tree."""
     return sorted((p.parent.parent.name, p.parent.name) for p in TREE.glob("*/*/source"))
 
 
@@ -146,9 +146,7 @@ def main(argv: list[str]) -> int:
         return 0
     if verb == "autoinstall":
         wanted = [kernel]
-        return max(
-            [install(m, v, k) for m, v in registered() for k in wanted], default=0
-        )
+        return max([install(m, v, k) for m, v in registered() for k in wanted], default=0)
     if verb == "remove":
         return remove(module, version)
     if verb in ("build", "install"):

@@ -135,7 +135,7 @@ def fault(path: Path | None = None) -> str:
 
 
 def kernel(path: Path | None = None) -> Kernel:
-    """What the simulated kernel has loaded."""
+    """Return what the simulated kernel has loaded."""
     data = read_object(path or KERNEL_FILE)
     return Kernel(str(data.get("release", "")), data.get("modules", {}))
 

@@ -20,10 +20,8 @@ import time
 import uuid
 from pathlib import Path
 
-sys.path.insert(0, "/usr/lib/vllm-turing-lab")
-
-import hardware
-from hardware import Card
+from lab.userland import hardware
+from lab.userland.hardware import Card
 
 INIT = "/sbin/init"
 NVIDIA_MODULES = ("nvidia", "nvidia-modeset", "nvidia-drm", "nvidia-uvm")
@@ -31,8 +29,14 @@ SIZES = {"nvidia": 104165376, "nvidia_modeset": 1830912, "nvidia_drm": 135168}
 SIZES.update({"nvidia_uvm": 2121728, "nouveau": 3096576})
 USED_BY = {"nvidia": "nvidia_uvm,nvidia_modeset", "nvidia_modeset": "nvidia_drm"}
 BLACKLIST = re.compile(r"^\s*(?:blacklist\s+nouveau|install\s+nouveau\s+/bin/(?:false|true))", re.M)
-MODPROBE_DIRS = ("/etc/modprobe.d", "/run/modprobe.d", "/usr/local/lib/modprobe.d", "/lib/modprobe.d")
+MODPROBE_DIRS = (
+    "/etc/modprobe.d",
+    "/run/modprobe.d",
+    "/usr/local/lib/modprobe.d",
+    "/lib/modprobe.d",
+)
 SECURE_BOOT_VARIABLE = "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+ROOT_UUID = "0f3c2a57-2080-4a11-8e1d-7500000000aa"
 SIGNATURE_MAGIC = b"~Module signature appended~\n"
 ENROLLED = Path("/var/lib/shim-signed/mok/enrolled")
 
@@ -70,8 +74,7 @@ def blacklisted(directories: tuple[str, ...] = MODPROBE_DIRS) -> bool:
 def module_files(release: str, name: str) -> list[Path]:
     """Files of a module in depmod's order of preference: updates/dkms shadows the others."""
     root = Path("/lib/modules") / release
-    found = [*root.glob(f"updates/**/{name}.ko"), *root.glob(f"kernel/**/{name}.ko")]
-    return [p for p in found if "bits" not in p.parts]
+    return [*root.glob(f"updates/**/{name}.ko"), *root.glob(f"kernel/**/{name}.ko")]
 
 
 def module_info(path: Path) -> dict[str, str]:
@@ -114,16 +117,13 @@ def decide(release: str) -> tuple[dict[str, dict[str, str]], list[str]]:
     early = initramfs_text(release)
     in_early = "nouveau.ko" in early and not BLACKLIST.search(early)
     forced = hardware.fault() == "nouveau"
-    if forced or in_early or not blacklisted():
-        if module_files(release, "nouveau"):
-            path = module_files(release, "nouveau")[0]
+    nouveau = module_files(release, "nouveau")
+    if nouveau and (forced or in_early or not blacklisted()):
+        messages.append("nouveau 0000:0a:00.0: NVIDIA TU102 (162000a1)")
+        if module_files(release, "nvidia"):
             count = len(hardware.pci_cards())
-            messages.append("nouveau 0000:0a:00.0: NVIDIA TU102 (162000a1)")
-            if module_files(release, "nvidia"):
-                messages.append(
-                    f"NVRM: The NVIDIA probe routine was not called for {count} device(s)."
-                )
-            return {"nouveau": module_info(path)}, messages
+            messages.append(f"NVRM: The NVIDIA probe routine was not called for {count} device(s).")
+        return {"nouveau": module_info(nouveau[0])}, messages
     found = module_files(release, "nvidia")
     if not found:
         return {}, messages
@@ -134,9 +134,7 @@ def decide(release: str) -> tuple[dict[str, dict[str, str]], list[str]]:
     return load_set(release, info, messages), messages
 
 
-def load_set(
-    release: str, info: dict[str, str], messages: list[str]
-) -> dict[str, dict[str, str]]:
+def load_set(release: str, info: dict[str, str], messages: list[str]) -> dict[str, dict[str, str]]:
     """Return the nvidia modules that belong to `info` and write the kernel's lines about them."""
     loaded = {}
     for name in NVIDIA_MODULES:
@@ -218,6 +216,8 @@ def show_pci(modules: dict[str, dict[str, str]]) -> None:
             folder = devices / card.short_bus_id
             folder.mkdir()
             (folder / "config").write_bytes(config_space(card))
+            known = f"v000010DEd0000{card.pci_device:04X}sv000010DEsd000012A4bc03sc00i00"
+            no_range = " ".join(["0x0000000000000000"] * 3)
             for name, value in {
                 "vendor": "0x10de",
                 "device": f"0x{card.pci_device:04x}",
@@ -233,8 +233,8 @@ def show_pci(modules: dict[str, dict[str, str]]) -> None:
                 "max_link_width": "16",
                 "numa_node": "-1",
                 "local_cpulist": "0-15",
-                "modalias": f"pci:v000010DEd0000{card.pci_device:04X}sv000010DEsd000012A4bc03sc00i00",
-                "resource": "\n".join(["0x0000000000000000 0x0000000000000000 0x0000000000000000"] * 7),
+                "modalias": f"pci:{known}",
+                "resource": "\n".join([no_range] * 7),
             }.items():
                 put(folder / name, value + "\n")
             if driver:
@@ -242,10 +242,13 @@ def show_pci(modules: dict[str, dict[str, str]]) -> None:
                 (drivers / driver / card.short_bus_id).symlink_to(folder)
     if tmpfs(module_dir):
         for name, info in modules.items():
-            put(module_dir / name / "refcnt", "0\n")
+            holders = [h for h in USED_BY.get(name, "").split(",") if h in modules]
+            put(module_dir / name / "refcnt", f"{len(holders)}\n")
             put(module_dir / name / "initstate", "live\n")
             put(module_dir / name / "coresize", f"{SIZES.get(name, 65536)}\n")
             (module_dir / name / "holders").mkdir()
+            for holder in holders:
+                (module_dir / name / "holders" / holder).symlink_to(f"../../{holder}")
             if info.get("version"):
                 put(module_dir / name / "version", info["version"] + "\n")
             if name == "nvidia_drm":
@@ -290,7 +293,10 @@ def show_driver(modules: dict[str, dict[str, str]]) -> None:
         )
     compiler = "gcc version 13.3.0 (Ubuntu 13.3.0-6ubuntu2~24.04.1) "
     put(folder / "version", f"NVRM version: {first}\nGCC version:  {compiler}\n")
-    put(folder / "params", "ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 1\nDeviceFileMode: 438\n")
+    put(
+        folder / "params",
+        "ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 1\nDeviceFileMode: 438\n",
+    )
     put(folder / "registry", 'Binary: ""\n')
     visible = hardware.cards()
     for card in visible:
@@ -356,7 +362,7 @@ def boot() -> None:
     put(hardware.RUN_DIR / "version", f"Linux version {release} (buildd@lab) {version}\n")
     put(
         hardware.RUN_DIR / "cmdline",
-        f"BOOT_IMAGE=/boot/vmlinuz-{release} root=UUID=0f3c2a57-2080-4a11-8e1d-7500000000aa ro quiet\n",
+        f"BOOT_IMAGE=/boot/vmlinuz-{release} root=UUID={ROOT_UUID} ro quiet\n",
     )
     put(hardware.RUN_DIR / "boot_id", f"{uuid.uuid4()}\n")
     show_firmware()
@@ -420,7 +426,9 @@ def modprobe(arguments: list[str]) -> int:
             base = module_files(kernel.release, "nvidia")
             if base and "nvidia" not in modules:
                 modules["nvidia"] = module_info(base[0])
-                messages.append(f"NVRM: loading NVIDIA UNIX x86_64 Kernel Module  {info['version']}")
+                messages.append(
+                    f"NVRM: loading NVIDIA UNIX x86_64 Kernel Module  {info['version']}"
+                )
         modules[key] = info
         log(messages)
     show(kernel.release, modules)
@@ -438,9 +446,7 @@ def rmmod(arguments: list[str]) -> int:
             return 1
         holders = [h for h in USED_BY.get(key, "").split(",") if h in modules]
         if holders:
-            print(
-                f"rmmod: ERROR: Module {name} is in use by: {' '.join(holders)}", file=sys.stderr
-            )
+            print(f"rmmod: ERROR: Module {name} is in use by: {' '.join(holders)}", file=sys.stderr)
             return 1
         del modules[key]
     show(kernel.release, modules)

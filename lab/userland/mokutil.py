@@ -24,7 +24,8 @@ def main(argv: list[str]) -> int:
         print(f"{argv[2]} is {'already' if enrolled else 'not'} enrolled")
         return 1 if enrolled else 0
     if verb in ("--list-enrolled", "-l"):
-        print("[key 1]\nSubject: C=GB, O=Canonical Ltd., CN=Canonical Ltd. Master Certificate Authority")
+        name = "Canonical Ltd. Master Certificate Authority"
+        print(f"[key 1]\nSubject: C=GB, O=Canonical Ltd., CN={name}")
         return 0
     print("Usage:\n  mokutil OPTIONS [ARGS...]", file=sys.stderr)
     return 1

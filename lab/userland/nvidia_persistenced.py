@@ -7,6 +7,8 @@ import signal
 import sys
 from pathlib import Path
 
+from lab.userland import hardware
+
 RUN = Path("/run/nvidia-persistenced")
 
 
@@ -18,9 +20,6 @@ def main(argv: list[str]) -> int:
             file=sys.stderr,
         )
         return 1
-    sys.path.insert(0, "/usr/lib/vllm-turing-lab")
-    import hardware
-
     if "--no-persistence-mode" not in argv:
         settings = hardware.read_object(hardware.SETTINGS_FILE)
         for card in hardware.cards():

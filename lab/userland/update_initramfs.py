@@ -18,8 +18,7 @@ MODPROBE_DIRS = ("/etc/modprobe.d", "/lib/modprobe.d")
 def cpio_entry(name: str, data: bytes, mode: int = 0o100644) -> bytes:
     """One entry of the 'newc' cpio format."""
     header = b"070701" + b"".join(
-        b"%08X" % value
-        for value in (0, mode, 0, 0, 1, 0, len(data), 0, 0, 0, 0, len(name) + 1, 0)
+        b"%08X" % value for value in (0, mode, 0, 0, 1, 0, len(data), 0, 0, 0, 0, len(name) + 1, 0)
     )
     head = header + name.encode() + b"\0"
     head += b"\0" * (-len(head) % 4)
