@@ -86,7 +86,7 @@ class Fetch:
                 f"('{self.store.host_lock}')"
             )
         self._tell(commit=lock.commit, total=lock.size)
-        if self.config.verify != "full" and self.store.complete(lock):
+        if self.store.complete(lock):
             self._tell(state="complete", done=lock.size)
             folder = self.store.current()
             assert folder is not None
@@ -100,7 +100,7 @@ class Fetch:
         if in_place is not None:
             return in_place
         ready = self.store.ready_revision(lock)
-        if ready is not None and self.config.verify != "full":
+        if ready is not None:
             self.store.check_link()
             self.store.point_to(ready)
             self._tell(state="complete", done=lock.size)
@@ -175,7 +175,7 @@ class Fetch:
                     hub.base,
                     self.config.repo,
                     self.config.revision,
-                    token_file=self.config.token_file,
+                    token_file=str(model_listing.token_path(self.config.token_file) or ""),
                     home=str(self.store.root / ".status" / "hub-client"),
                 )
             except ModelError as error:
@@ -192,7 +192,7 @@ class Fetch:
         if folder is None or any(not (folder / path).is_file() for path in lock.files):
             return None
         manifest = self.store.manifest_file(folder)
-        stamps = {} if self.config.verify == "full" else model_manifest.load(manifest)
+        stamps = model_manifest.load(manifest)
         doubtful = model_manifest.unverified(folder, lock.files, stamps)
         self._tell(state="verifying", message=f"reading {len(doubtful)} files again")
         for path in doubtful:
@@ -364,6 +364,7 @@ def main(argv: list[str]) -> int:
     """
     parser = argparse.ArgumentParser(prog="vllm-turing-host model-fetch")
     parser.add_argument("--config", type=Path, default=Path("/etc/vllm-turing/model.json"))
+    parser.add_argument("--full", action="store_true", help="read every file again")
     options = parser.parse_args(argv)
     try:
         fetch = Fetch(Config.load(options.config))
@@ -381,6 +382,8 @@ def main(argv: list[str]) -> int:
             print(f"another process is fetching '{fetch.config.name}'", file=sys.stderr)
             return EXIT_LATER
         try:
+            if options.full:
+                fetch.store.forget_verification()
             outcome = fetch.run()
         except Stopped as error:
             fetch.failed(error)

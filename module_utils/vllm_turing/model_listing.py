@@ -185,16 +185,22 @@ def locked_files(entries: list[Any], host: str) -> Mapping[str, LockedFile]:
     return files
 
 
+def token_path(token_file: str) -> Path | None:
+    """Return where the token lies; a bare name is a credential that systemd hands over."""
+    if not token_file:
+        return None
+    folder = os.environ.get("CREDENTIALS_DIRECTORY", "")
+    return Path(folder, token_file) if folder and "/" not in token_file else Path(token_file)
+
+
 def read_token(token_file: str) -> str:
     """Return the token in a file, or "" when no file is named.
 
     :raises ModelError: the file is named but cannot be read
     """
-    if not token_file:
+    file = token_path(token_file)
+    if file is None:
         return ""
-    # A unit hands credentials over in a folder of its own; only the name is configured then.
-    folder = os.environ.get("CREDENTIALS_DIRECTORY", "")
-    file = Path(folder, token_file) if folder and "/" not in token_file else Path(token_file)
     try:
         return file.read_text(encoding="utf-8").strip()
     except OSError as error:

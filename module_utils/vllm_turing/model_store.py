@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -43,7 +44,7 @@ class Config:
     :ivar bandwidth: MiB a second in all; 0 for no limit
     :ivar reserve: GiB that stay free on the disk
     :ivar keep: earlier revisions that are kept
-    :ivar verify: ``auto`` reads again what changed, ``full`` reads everything
+    :ivar adopt: folders of this host that may hold right files already
     """
 
     repo: str
@@ -59,7 +60,6 @@ class Config:
     bandwidth: float = 0.0
     reserve: float = 2.0
     keep: int = 1
-    verify: str = "auto"
     patience: float = 600.0
     adopt: tuple[str, ...] = field(default=())
 
@@ -82,6 +82,11 @@ class Config:
         except TypeError as error:
             raise ModelError(f"'{where}' lacks a setting: {error}", permanent=True) from error
 
+    @property
+    def digest(self) -> str:
+        """Return a name for these settings, to tell whether a running fetch works by them."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+
     @classmethod
     def load(cls, file: Path) -> Config:
         """Read the settings from a file.
@@ -100,6 +105,7 @@ class Status:
     """What a fetch says about itself: one small file that anybody may read.
 
     :ivar rate: bytes a second over the last seconds
+    :ivar config: :attr:`Config.digest` of the settings that it works by
     """
 
     state: str
@@ -113,6 +119,7 @@ class Status:
     source: str = ""
     message: str = ""
     permanent: bool = False
+    config: str = ""
     pid: int = 0
     updated: float = 0.0
 
@@ -155,6 +162,13 @@ class Store:
         self.staging_root = self.root / ".staging" / config.name
         self.status_file = self.root / ".status" / f"{config.name}.json"
         self.host_lock = self.root / f"{config.name}.lock.json"
+
+    def own_paths(self) -> list[Path]:
+        """Return all that was made here for this model: never a folder that was there before."""
+        name = self.config.name
+        status = [path for path in self.status_file.parent.glob(f"{name}.*") if path.is_file()]
+        link = [self.link] if self.link.is_symlink() else []
+        return [*link, self.revisions, self.staging_root, self.host_lock, *status]
 
     # -- lock ------------------------------------------------------------------------------------
 
@@ -294,11 +308,18 @@ class Store:
                 if folder.name != lock.commit:
                     shutil.rmtree(folder)
 
+    def forget_verification(self) -> None:
+        """Make the next fetch read every file of the revision in use again."""
+        folder = self.current()
+        if folder is not None:
+            self.manifest_file(folder).unlink(missing_ok=True)
+
     # -- status ----------------------------------------------------------------------------------
 
     def write_status(self, status: Status) -> None:
         """Write the status file."""
-        text = json.dumps({**asdict(status), "pid": os.getpid(), "updated": time.time()})
+        now = {"config": self.config.digest, "pid": os.getpid(), "updated": time.time()}
+        text = json.dumps({**asdict(status), **now})
         model_lock.write_atomically(self.status_file, text + "\n")
 
     def read_status(self) -> Status | None:

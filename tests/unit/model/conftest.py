@@ -13,11 +13,11 @@ from random import Random
 from typing import Any
 
 import pytest
+
+from lab import hub
 from vllm_turing.model_http import Source
 from vllm_turing.model_lock import Lock, LockedFile
 from vllm_turing.model_transfer import Settings, Transfer
-
-from lab import hub
 
 REPO = "lab/model"
 SEGMENT = 64 << 10

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from vllm_turing.model_http import Source
 from vllm_turing.model_lock import ModelError
 from vllm_turing.model_transfer import Limiter, Stopped
