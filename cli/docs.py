@@ -1,4 +1,8 @@
-"""Write docs/roles/<role>.md from each role's argument_specs: `python -m cli.docs [--check]`."""
+"""Write the generated pages: `python -m cli.docs [--check]`.
+
+docs/roles/<role>.md comes from each role's argument_specs, docs/differences.md from the list of
+differences to the reference host.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,18 @@ def pages(root: Path) -> dict[str, str]:
         role = spec.parent.parent.name
         content = yaml.safe_load(spec.read_text(encoding="utf-8"))["argument_specs"]
         result[f"docs/roles/{role}.md"] = page(role, content)
+    listed = root / "roles/vllm_service/files/differences.yml"
+    if listed.exists():
+        result["docs/differences.md"] = differences_page(listed)
     return result
+
+
+def differences_page(listed: Path) -> str:
+    """Return the page about what we do unlike the reference host."""
+    sys.path.insert(0, str(ROOT / "module_utils"))
+    from vllm_turing import differences as reference
+
+    return reference.page(reference.entries(yaml.safe_load(listed.read_text(encoding="utf-8"))))
 
 
 def page(role: str, specs: Mapping[str, Any]) -> str:
@@ -127,7 +142,8 @@ def sentence(text: str) -> str:
 def differences(root: Path) -> list[str]:
     """Return the paths whose page is missing, old or of a role that is gone."""
     wanted = pages(root)
-    found = {str(path.relative_to(root)) for path in (root / "docs/roles").glob("*.md")}
+    candidates = [*(root / "docs/roles").glob("*.md"), root / "docs/differences.md"]
+    found = {str(path.relative_to(root)) for path in candidates if path.exists()}
     wrong = found - wanted.keys()
     for path, text in wanted.items():
         if path not in found or (root / path).read_text(encoding="utf-8") != text:
