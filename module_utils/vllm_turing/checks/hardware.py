@@ -158,7 +158,11 @@ def gpu_chosen(context: Context) -> Outcome:
         if capability(gpu) != kind
     ]
     right = [str(gpu.index) for gpu in facts.gpus if capability(gpu) == kind]
-    fix = f"set device-ids in vllm_service_args_custom to '{','.join(right)}'" if right else ""
+    fix = (
+        f"set device-ids in vllm_service_args_custom to '{','.join(right)}'"
+        if right
+        else "see gpu_cards: no card of the wanted kind is there"
+    )
     if missing or wrong:
         text = listing([*(f"{number} is not there" for number in missing), *wrong])
         return failed(f"device-ids name other cards: {text}", "numbered by PCI bus", fix)
@@ -344,6 +348,8 @@ def iommu(context: Context) -> Outcome:
         return skipped("the kernel's command line cannot be read")
     if "iommu=pt" in words or {"intel_iommu=off", "amd_iommu=off", "iommu=off"} & set(words):
         return passed("passthrough or off", " ".join(w for w in words if "iommu" in w))
+    if not host.is_dir("/sys/kernel/iommu_groups"):
+        return skipped("/sys/kernel/iommu_groups cannot be read")
     kinds = {
         (host.read(f"/sys/kernel/iommu_groups/{group}/type") or "").strip()
         for group in host.listdir("/sys/kernel/iommu_groups")

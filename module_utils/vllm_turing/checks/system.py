@@ -214,6 +214,13 @@ def nouveau(context: Context) -> Outcome:
         return warned("nouveau is loaded, though it owns no card", "lsmod", fix, "nvidia_driver")
     if text is None or (not cards and not context.gpus.gpus):
         return skipped("neither the modules nor the cards can be seen")
+    if context.driver_there and not blacklist:
+        return warned(
+            "nothing in modprobe.d blacklists nouveau: it may take the cards at the next boot",
+            "/etc/modprobe.d, /lib/modprobe.d",
+            fix,
+            "nvidia_driver",
+        )
     return passed("nouveau is not loaded")
 
 
