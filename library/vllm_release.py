@@ -13,20 +13,21 @@ description:
     other; they are separate so that a run shows where it is.
   - C(selected) points the link C(current) at a complete release, in one step that cannot be seen
     half done.
+  - C(absent) removes all releases of the host with their links, records and caches.
 options:
   state:
     description: The piece to do.
     type: str
     required: true
-    choices: [prepared, installed, checked_out, patched, complete, selected]
+    choices: [prepared, installed, checked_out, patched, complete, selected, absent]
   prefix:
     description: Folder that holds C(releases/), C(current) and C(previous).
     type: path
     required: true
   fingerprint:
-    description: Name of the release.
+    description: Name of the release. For every state but C(absent).
     type: str
-    required: true
+    default: ""
   files:
     description: For C(prepared). Content by path of what the release is built from.
     type: dict
@@ -66,7 +67,8 @@ options:
     type: int
     default: 2
   cache_dir:
-    description: For C(complete). Folder with one folder of caches per release; pruned with it.
+    description: >-
+      For C(complete) and C(absent). Folder with one folder of caches per release, removed with it.
     type: str
     default: ""
   remember:
@@ -105,7 +107,8 @@ recorded:
   type: list
   elements: str
 removed:
-  description: For C(complete). Fingerprints of the releases that were removed.
+  description: >-
+    For C(complete) the fingerprints of the releases that were removed, for C(absent) the paths.
   returned: always
   type: list
   elements: str
@@ -134,10 +137,18 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "state": {
         "type": "str",
         "required": True,
-        "choices": ["prepared", "installed", "checked_out", "patched", "complete", "selected"],
+        "choices": [
+            "prepared",
+            "installed",
+            "checked_out",
+            "patched",
+            "complete",
+            "selected",
+            "absent",
+        ],
     },
     "prefix": {"type": "path", "required": True},
-    "fingerprint": {"type": "str", "required": True},
+    "fingerprint": {"type": "str", "default": ""},
     "files": {"type": "dict", "default": {}},
     "python": {"type": "str", "default": ""},
     "uv": {"type": "str", "default": "uv"},
@@ -168,6 +179,25 @@ def text_of(stack: str, fingerprint: str, versions: dict[str, str]) -> str:
     """Describe a release in a few lines, for a diff."""
     lines = [f"{stack} {fingerprint}", *(f"  {name} {versions[name]}" for name in sorted(versions))]
     return "\n".join(lines) + "\n"
+
+
+def cache_folder(module: AnsibleModule) -> Path | None:
+    """Return the folder of the caches, where one was named."""
+    return Path(module.params["cache_dir"]) if module.params["cache_dir"] else None
+
+
+def remove(module: AnsibleModule) -> dict[str, Any]:
+    """Remove everything that was built on this host."""
+    prefix, caches = Path(module.params["prefix"]), cache_folder(module)
+    found = releases.remnants(prefix, caches)
+    if not module.check_mode:
+        releases.remove_all(prefix, caches)
+    lines = "".join(f"{path}\n" for path in found)
+    return {
+        "changed": bool(found),
+        "removed": [str(path) for path in found],
+        "diff": {"before": lines, "after": ""},
+    }
 
 
 def prepare(module: AnsibleModule, builder: releases.Builder) -> dict[str, Any]:
@@ -202,10 +232,9 @@ def finish(module: AnsibleModule, builder: releases.Builder) -> dict[str, Any]:
     if module.check_mode:
         return {}
     builder.complete(module.params["cuda_home"])
-    caches = Path(module.params["cache_dir"]) if module.params["cache_dir"] else None
     release = builder.release
     removed = releases.prune(
-        release.prefix, module.params["keep"], caches, spare=release.fingerprint
+        release.prefix, module.params["keep"], cache_folder(module), spare=release.fingerprint
     )
     return {"removed": removed}
 
@@ -236,6 +265,8 @@ def work(module: AnsibleModule, builder: releases.Builder) -> dict[str, Any]:
         return finish(module, builder)
     if state == "selected":
         return select(module, builder)
+    if state == "absent":
+        return remove(module)
     if module.check_mode:
         return {}
     if state == "installed":
@@ -247,6 +278,9 @@ def work(module: AnsibleModule, builder: releases.Builder) -> dict[str, Any]:
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
+    if not module.params["fingerprint"] and module.params["state"] != "absent":
+        # An empty name would be the folder that holds all releases.
+        module.fail_json(msg="fingerprint is empty; it names the release to work on")
     # The service's user reads what root builds here.
     os.umask(0o022)
     release = releases.Release(Path(module.params["prefix"]), module.params["fingerprint"])
@@ -261,7 +295,8 @@ def main() -> None:
         "patches": [],
     }  # fmt: skip
     try:
-        if module.check_mode:
+        if module.check_mode or module.params["state"] == "absent":
+            # Taking the lock makes its folder, which is not wanted here.
             result |= work(module, builder)
         else:
             with releases.locked(release.prefix):

@@ -511,6 +511,29 @@ def prune(prefix: Path, keep: int, caches: Path | None = None, spare: str = "") 
     return removed
 
 
+def remnants(prefix: Path, caches: Path | None = None) -> list[Path]:
+    """Return everything that this module ever made on a host and that is still there.
+
+    :param caches: folder with one folder of caches per fingerprint
+    """
+    links = [prefix / "current", prefix / "previous"]
+    folders = [prefix / "releases", prefix / "held", *([caches] if caches else [])]
+    return [path for path in links if path.is_symlink()] + [
+        path for path in folders if path.is_dir()
+    ]
+
+
+def remove_all(prefix: Path, caches: Path | None = None) -> list[Path]:
+    """Remove all releases, their links, records and caches; returns what was removed."""
+    found = remnants(prefix, caches)
+    for path in found:
+        if path.is_symlink():
+            path.unlink()
+        else:
+            discard(path)
+    return found
+
+
 def select(release: Release, *, remember: bool = True) -> bool:
     """Make a release the one that ``current`` names.
 

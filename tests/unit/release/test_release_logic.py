@@ -111,6 +111,17 @@ def test_two_runs_do_not_build_at_once(tmp_path: Path) -> None:
         os.close(descriptor)
 
 
+def test_everything_that_was_made_can_be_removed(tmp_path: Path) -> None:
+    for name in "ab":
+        release.select(made(tmp_path, name))
+    (tmp_path / "held").mkdir()
+    (tmp_path / "cache/b").mkdir(parents=True)
+    (tmp_path / "lib").mkdir()  # not ours
+    assert len(release.remove_all(tmp_path, tmp_path / "cache")) == 5
+    assert [path.name for path in tmp_path.iterdir()] == ["lib"]
+    assert release.remove_all(tmp_path, tmp_path / "cache") == []
+
+
 class Pythons:
     """A host with some interpreters."""
 
