@@ -82,6 +82,10 @@ options:
     description: Seconds to wait for another package manager.
     type: int
     default: 600
+  unit:
+    description: A unit that holds the cards; C(unit_active) tells whether it runs.
+    type: str
+    default: ""
   reason:
     description: Why the previous driver is brought back, for the record.
     type: str
@@ -129,6 +133,10 @@ difference:
   description: One sentence when it is not the version asked for, else empty.
   returned: always
   type: str
+unit_active:
+  description: Something changes and the unit that holds the cards runs.
+  returned: when O(state=plan)
+  type: bool
 packages:
   description: Driver packages with their versions, as they are or will be.
   returned: always
@@ -141,6 +149,7 @@ from ansible.module_utils.vllm_turing import nvidia_driver as driver
 from ansible.module_utils.vllm_turing.apt_client import AptError
 from ansible.module_utils.vllm_turing.apt_source import Source
 from ansible.module_utils.vllm_turing.deb_packages import DpkgError
+from ansible.module_utils.vllm_turing.reboot_gate import unit_active
 
 
 def main() -> None:
@@ -183,6 +192,7 @@ def main() -> None:
             "hold": {"type": "bool", "default": True},
             "release_foreign_holds": {"type": "bool", "default": False},
             "lock_timeout": {"type": "int", "default": 600},
+            "unit": {"type": "str", "default": ""},
             "reason": {"type": "str", "default": ""},
         },
         supports_check_mode=True,
@@ -218,7 +228,12 @@ def main() -> None:
         plan = driver.make_plan(wish, host)
         result = driver.describe(plan)
         if params["state"] == "plan":
-            module.exit_json(changed=False, **result)
+            # What a plan warns of, the steps that carry it out say; a host as wished says it here.
+            for warning in result.pop("warnings") if plan.action == "none" else []:
+                module.warn(warning)
+            result.pop("warnings", None)
+            active = plan.action == "change" and unit_active(params["unit"])
+            module.exit_json(changed=False, unit_active=active, **result)
         before = driver.as_text(plan.before, plan.held)
         if plan.changes and not module.check_mode:
             result["warnings"] += nvidia_apply.apply(plan, wish, host)

@@ -18,6 +18,10 @@ options:
     description: The reasons of the reboot that was just done; fail when one is still needed.
     type: list
     elements: str
+  unit:
+    description: A unit that holds the cards; C(unit_active) tells whether it runs.
+    type: str
+    default: ""
   verify:
     description: Ask nvidia-smi too; fail when a card is not seen by the installed driver.
     type: bool
@@ -57,6 +61,10 @@ notes:
   returned: always
   type: list
   elements: str
+unit_active:
+  description: A reboot is needed and the unit that holds the cards runs.
+  returned: always
+  type: bool
 state:
   description: What was looked at.
   returned: always
@@ -76,6 +84,7 @@ def main() -> None:
         argument_spec={
             "fail_when_unsafe": {"type": "bool", "default": False},
             "after_reboot": {"type": "list", "elements": "str"},
+            "unit": {"type": "str", "default": ""},
             "verify": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
@@ -85,7 +94,11 @@ def main() -> None:
     except DpkgError as error:
         module.fail_json(msg=str(error))
     decision = reboot_gate.decide(state)
-    result = {**decision.as_dict(), "state": asdict(state)}
+    result = {
+        **decision.as_dict(),
+        "state": asdict(state),
+        "unit_active": decision.needed and reboot_gate.unit_active(module.params["unit"]),
+    }
     if module.params["after_reboot"] is not None:
         wrong = reboot_gate.after_reboot(decision, module.params["after_reboot"])
         if wrong:

@@ -173,8 +173,8 @@ def explain(result: Result) -> str:
     if _LOCKED.search(text):
         held = re.search(r"held by process (\d+ \([^)]*\))", text)
         return f"another package manager is at work{f': process {held.group(1)}' if held else ''}"
-    key = re.search(r"(\S+)\s+\S*\s*(?:In)?Release:?.*?NO_PUBKEY ([0-9A-F]+)", text)
-    if key or "NO_PUBKEY" in text:
+    key = re.search(r"((?:https?|file|cdrom):\S+)\s+(?:\S+\s+)?(?:In)?Release", text)
+    if "NO_PUBKEY" in text:
         number = re.search(r"NO_PUBKEY ([0-9A-F]+)", text)
         where = f" of '{key.group(1)}'" if key else ""
         name = number.group(1) if number else ""

@@ -209,6 +209,9 @@ def _after(plan: Plan, wish: Wish, host: Host, apt: Apt, record: Record) -> list
     if not wish.hold:
         apt.unhold(set(plan.unhold) & held)
 
+    if plan.headers:
+        apt.install(plan.headers)
+    _build(plan, now)
     stale = [
         kernel
         for kernel in nvidia_kernel.installed_kernels(now.root)
@@ -239,6 +242,37 @@ def _after(plan: Plan, wish: Wish, host: Host, apt: Apt, record: Record) -> list
     record.write(fresh)
     _prune(wish, now, version)
     return warnings
+
+
+def _build(plan: Plan, host: Host) -> None:
+    """Build what DKMS has the source of but no module for.
+
+    :raises AptError: names the kernel and the build log
+    """
+    for kernel in plan.build:
+        result = host.runner(
+            [
+                "dkms",
+                "install",
+                "-m",
+                "nvidia",
+                "-v",
+                plan.resolved.version,
+                "-k",
+                kernel,
+                "--force",
+            ],
+            timeout=1800,
+        )
+        module = nvidia_kernel.module_for(kernel, host.runner, host.root)
+        if module is None or module.version != plan.resolved.version:
+            log = nvidia_kernel.build_log(plan.resolved.version, host.root)
+            lines = (result.stderr.strip() or result.stdout.strip()).splitlines()
+            reason = result.error or (lines or [f"status {result.rc}"])[0]
+            raise AptError(
+                f"module {plan.resolved.version} was not built for kernel {kernel}: {reason}"
+                + (f"; see {log}" if log else "")
+            )
 
 
 def _persistence(plan: Plan, host: Host) -> list[str]:

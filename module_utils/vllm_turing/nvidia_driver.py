@@ -100,6 +100,8 @@ class Plan:
     :ivar arguments: what apt-get install gets
     :ivar debs: packages from the local package cache, instead of ``arguments``
     :ivar purge: installed packages of other drivers that go
+    :ivar headers: kernel headers without which a module cannot be built
+    :ivar build: kernels for which DKMS has the source but no installed module
     :ivar leftovers: removed packages whose configuration goes
     :ivar before: installed driver packages with their versions
     :ivar after: the same, as they will be
@@ -119,6 +121,8 @@ class Plan:
     key: Source | None = None
     findings: list[apt_sources.Finding] = field(default_factory=list)
     configure: list[str] = field(default_factory=list)
+    headers: list[str] = field(default_factory=list)
+    build: list[str] = field(default_factory=list)
     initramfs: list[str] = field(default_factory=list)
     persistenced: list[str] = field(default_factory=list)
     load: bool = False
@@ -822,6 +826,8 @@ def _plan_rest(plan: Plan, wish: Wish, record: Mapping[str, Any], host: Host) ->
         if plan.unhold:
             plan.steps.append(f"release the hold of {', '.join(plan.unhold)}")
 
+    if not transaction:
+        _plan_modules(plan, host)
     for kernel in nvidia_kernel.installed_kernels(host.root):
         state = nvidia_kernel.initramfs(kernel, host.runner, host.root)
         if state.exists and state.stale:
@@ -833,7 +839,8 @@ def _plan_rest(plan: Plan, wish: Wish, record: Mapping[str, Any], host: Host) ->
         plan.steps += [f"{verb} nvidia-persistenced" for verb in plan.persistenced]
     if loaded is None and not nvidia_kernel.nouveau_loaded(host.runner):
         module = nvidia_kernel.module_for(host.kernel, host.runner, host.root)
-        plan.load = transaction or (module or _NONE).version == plan.resolved.version
+        built = (module or _NONE).version == plan.resolved.version
+        plan.load = transaction or built or host.kernel in plan.build
         if plan.load:
             plan.steps.append("load the kernel module")
     wanted_record = {
@@ -848,6 +855,26 @@ def _plan_rest(plan: Plan, wish: Wish, record: Mapping[str, Any], host: Host) ->
     if any(record.get(key) != value for key, value in wanted_record.items()):
         plan.record = True
         plan.steps.append(f"record the driver in {wish.state_dir}/driver.json")
+
+
+def _plan_modules(plan: Plan, host: Host) -> None:
+    """Plan the DKMS modules that the running kernel or the one that boots next lacks."""
+    names = {p.name for p in host.packages if p.installed}
+    if not names & {plan.spelling.dkms[0], "nvidia-dkms"}:
+        return
+    for kernel in dict.fromkeys([host.kernel, *_boot_kernels(host)]):
+        module = nvidia_kernel.module_for(kernel, host.runner, host.root)
+        if (module or _NONE).version == plan.resolved.version:
+            continue
+        if not nvidia_kernel.headers_present(kernel, host.root):
+            name = f"linux-headers-{kernel}"
+            if not host.apt.candidates([name])[name]:
+                plan.warnings.append(f"{name} is in no source: kernel {kernel} gets no module")
+                continue
+            plan.headers.append(name)
+            plan.steps.append(f"install {name}")
+        plan.build.append(kernel)
+        plan.steps.append(f"build module {plan.resolved.version} for kernel {kernel}")
 
 
 def persistence_needs(host: Host, *, running: bool) -> list[str]:

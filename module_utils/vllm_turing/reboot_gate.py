@@ -285,6 +285,14 @@ def after_reboot(decision: Decision, before: Sequence[str]) -> list[str]:
     return [f"after the reboot, {words}: {reason}" for reason in decision.reasons]
 
 
+def unit_active(unit: str, runner: Runner = run) -> bool:
+    """Whether a unit runs or is about to."""
+    if not unit:
+        return False
+    result = runner(["systemctl", "show", "-p", "ActiveState", unit])
+    return result.stdout.strip() in ("ActiveState=active", "ActiveState=activating")
+
+
 def verify(state: BootState, runner: Runner = run) -> str | None:
     """Ask the driver itself whether it works.
 
