@@ -281,8 +281,6 @@ def show_driver(modules: dict[str, dict[str, str]]) -> None:
         return
     folder = Path("/proc/driver/nvidia")
     version = info["version"]
-    if hardware.fault() == "mismatch":
-        version = hardware.MISMATCH_VERSION
     built = "Tue Mar  3 10:11:12 UTC 2026"
     if info["license"] == "NVIDIA":
         first = f"NVIDIA UNIX x86_64 Kernel Module  {version}  {built}"
@@ -343,6 +341,9 @@ def show_firmware() -> None:
 def show(release: str, modules: dict[str, dict[str, str]]) -> None:
     """Write everything that the state of the kernel decides."""
     hardware.write_object(hardware.KERNEL_FILE, {"release": release, "modules": modules})
+    if hardware.fault() == "mismatch":
+        older = {"version": hardware.MISMATCH_VERSION}
+        modules = {k: v | older if k.startswith("nvidia") else v for k, v in modules.items()}
     show_pci(modules)
     show_modules(modules)
     show_driver(modules)
