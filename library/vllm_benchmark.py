@@ -10,6 +10,8 @@ description:
   - Draws a fresh random prompt of a given number of tokens, sends it to the server as a streamed
     chat completion and returns time to first token, prefill and decode rate, the share of accepted
     draft tokens and how many prompt tokens came from the prefix cache.
+  - A run that breaks off, or cannot be made at all, is returned with C(error) and does not fail the
+    task, so that the other runs and the report are kept.
   - Changes nothing on the host. Nothing is measured in check mode.
 options:
   url:
@@ -81,6 +83,7 @@ progress:
 
 import random
 from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.vllm_turing import benchmark_client, benchmark_prompts, benchmark_report
@@ -111,23 +114,26 @@ def main() -> None:
         except OSError as error:
             module.fail_json(msg=f"the key file '{options['key_file']}': {error.strerror}.")
     server = benchmark_client.Server(options["url"], options["model"], key, options["timeout"])
-    try:
-        prompt, limit = draw(server, options["tokens"])
-        if limit is not None and options["tokens"] + options["max_tokens"] > limit:
-            module.fail_json(
-                msg=f"{options['label']}: {options['tokens']} + {options['max_tokens']} tokens do "
-                f"not fit into the server's max-model-len '{limit}'."
-            )
-        measured = benchmark_client.measure(server, prompt, options["max_tokens"])
-    except (benchmark_client.BenchmarkError, benchmark_prompts.LengthError) as error:
-        module.fail_json(msg=f"{options['label']}: {error}")
     run = {
         "label": options["label"],
         "warmup": options["warmup"],
         "asked_tokens": options["tokens"],
-        **measured.as_dict(),
     }
+    try:
+        run.update(measure(server, options["tokens"], options["max_tokens"]))
+    except (benchmark_client.BenchmarkError, benchmark_prompts.LengthError) as error:
+        run["error"] = str(error)
     module.exit_json(changed=False, run=run, progress=benchmark_report.progress(run))
+
+
+def measure(server: benchmark_client.Server, tokens: int, max_tokens: int) -> dict[str, Any]:
+    """Draw a prompt, measure it once and return the figures."""
+    prompt, limit = draw(server, tokens)
+    if limit is not None and tokens + max_tokens > limit:
+        raise benchmark_client.BenchmarkError(
+            f"{tokens} + {max_tokens} tokens do not fit into the server's max-model-len '{limit}'."
+        )
+    return benchmark_client.measure(server, prompt, max_tokens).as_dict()
 
 
 def draw(server: benchmark_client.Server, tokens: int) -> tuple[str, int | None]:

@@ -68,6 +68,11 @@ misses:
   type: list
   elements: str
   returned: success
+failures:
+  description: One sentence for each different error of a run.
+  type: list
+  elements: str
+  returned: success
 report:
   description: The same for the launcher's closing report.
   type: dict
@@ -121,6 +126,7 @@ def main() -> None:
         paths=list(paths),
         means=means,
         misses=benchmark_report.misses(rows),
+        failures=benchmark_report.failures(options["runs"]),
         report={
             "host": options["host"],
             "changed": [f"wrote {path}" for path in paths],

@@ -99,6 +99,15 @@ def misses(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return result
 
 
+def failures(runs: Sequence[Run]) -> list[str]:
+    """Return one sentence for each different error, with the prompts that it hit."""
+    hit: dict[str, list[str]] = {}
+    for run in runs:
+        if run.get("error"):
+            hit.setdefault(str(run["error"]).rstrip("."), []).append(str(run["label"]))
+    return [f"{', '.join(dict.fromkeys(labels))}: {error}" for error, labels in hit.items()]
+
+
 def written(figure: str, value: float | None) -> str:
     """Write a figure the way the tables do; n/a where there is none."""
     if value is None:
@@ -128,7 +137,8 @@ def remark(run: Run) -> str:
     if run.get("warmup"):
         remarks.append("warm-up")
     if run.get("error"):
-        remarks.append(f"partial: {run['error']}")
+        kind = "partial" if run.get("ttft_s") is not None else "failed"
+        remarks.append(f"{kind}: {run['error']}")
     elif from_cache(run):
         remarks.append(f"not counted: {run['cached_tokens']} tokens came from the prefix cache")
     if run.get("warning"):

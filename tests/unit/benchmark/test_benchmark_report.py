@@ -10,6 +10,7 @@ import yaml
 
 from vllm_turing.benchmark_report import (
     comparison,
+    failures,
     markdown,
     means_table,
     misses,
@@ -103,3 +104,15 @@ def test_the_page_has_every_run_and_every_figure() -> None:
 def test_a_line_for_each_run() -> None:
     assert progress(FP8[0]) == "20K: 17042 tokens, TTFT 13.090 s, decode 88.0 tok/s"
     assert progress({"label": "20K", "error": "gone"}) == "20K: gone"
+
+
+def test_each_error_is_told_once_with_the_prompts_that_it_hit() -> None:
+    runs = [
+        {"label": "20K", "error": "no server answers."},
+        {"label": "60K", "error": "no server answers."},
+        {"label": "60K", "error": "no server answers."},
+        FP8[0],
+        {"label": "20K", "error": "the stream broke off"},
+    ]
+    assert failures(runs) == ["20K, 60K: no server answers", "20K: the stream broke off"]
+    assert failures(FP8) == []
