@@ -278,7 +278,15 @@ class Builder:
         self._uv(argv, env=self.indexes.public_environment())
 
     def _uv(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> Result:
-        full = {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", **(env or {})}
+        full = {
+            "UV_PYTHON_DOWNLOADS": "never",
+            "UV_NO_PROGRESS": "1",
+            # Two hosts of one lab share a cache: the second waits for the first's large wheels.
+            "UV_LOCK_TIMEOUT": f"{self.timeout:.0f}",
+            # uv's own 30 s without a byte is too little for a slow international link.
+            "UV_HTTP_TIMEOUT": "120",
+            **(env or {}),
+        }
         result = self.runner([self.uv, *argv], timeout=self.timeout, env=full)
         if not result.ok:
             name = self.release.stack()["name"] if argv[0] != "venv" else self.release.fingerprint
