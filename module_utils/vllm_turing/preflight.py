@@ -145,7 +145,7 @@ def run_checks(
     with ThreadPoolExecutor(max_workers=1) as pool:
         # The network is asked beside the commands.
         asked = pool.submit(_checks.network.answers, context) if "network" in groups else None
-        host.prefetch((*gpu_facts.COMMANDS, (PACKAGE_QUERY, 20.0), *_checks.COMMANDS))
+        host.prefetch((*gpu_facts.COMMANDS, (PACKAGE_QUERY, 20.0), *_checks.commands(host, wish)))
         if asked is not None:
             asked.exception()
     accepted = set(accept)

@@ -15,6 +15,7 @@ from ..preflight_check import (
     skipped,
     warned,
 )
+from ..preflight_wish import Wish
 from .hardware import _HANG_FIX, SILENCE, kernel_log
 from .system import module_files
 
@@ -49,6 +50,15 @@ def library_files(context: Context) -> list[str]:
         for folder in ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib")
         for path in context.host.glob(folder, "libnvidia-ml.so.*.*")
     ]
+
+
+def transitional_query(wish: Wish) -> tuple[str, ...]:
+    """Return the command that tells whether the wanted branch's package has moved on."""
+    return (
+        "apt-cache",
+        "show",
+        f"nvidia-driver-{wish.text('nvidia_driver_version').split('.')[0]}",
+    )
 
 
 @check("driver", "driver_answers")
@@ -147,16 +157,16 @@ def driver_version(context: Context) -> Outcome:
 def driver_branch(context: Context) -> Outcome:
     """Check that the installed branch is the wanted one."""
     wanted = context.wish.text("nvidia_driver_version").split(".")[0]
-    for name in (f"nvidia-driver-{wanted}", f"nvidia-driver-{wanted}-server-open"):
-        text = _apt_show(context, name)
-        match = re.search(r"[Tt]ransitional package.*?nvidia-driver-(\d{3})", text)
-        if match and match.group(1) != wanted:
-            return failed(
-                f"branch {wanted} is now a transitional package for {match.group(1)}",
-                f"apt-cache show {name}",
-                f"set nvidia_driver_version to a version of branch {match.group(1)}, or to one "
-                "that NVIDIA's repository still has",
-            )
+    query = transitional_query(context.wish)
+    answer = context.host.run(query, timeout=15)
+    match = re.search(r"[Tt]ransitional package.*?nvidia-driver-(\d{3})", answer.stdout)
+    if match and match.group(1) != wanted:
+        return failed(
+            f"branch {wanted} is now a transitional package for {match.group(1)}",
+            " ".join(query),
+            f"set nvidia_driver_version to a version of branch {match.group(1)}, or to one "
+            "that NVIDIA's repository still has",
+        )
     branches = sorted({
         branch_of(p.name)
         for p in context.driver_packages
@@ -172,11 +182,6 @@ def driver_branch(context: Context) -> Outcome:
         f"site.yml changes to branch {wanted}",
         mended_by="nvidia_driver",
     )
-
-
-def _apt_show(context: Context, name: str) -> str:
-    result = context.host.run(("apt-cache", "show", name), timeout=15)
-    return result.stdout if result.ok else ""
 
 
 @check("driver", "driver_flavour")

@@ -22,6 +22,10 @@ EARLIEST = datetime.datetime(2026, 6, 1, tzinfo=datetime.UTC).timestamp()
 
 _EFI = "/sys/firmware/efi"
 
+#: There while systemd-timesyncd has the clock in step.
+SYNCHRONISED = "/run/systemd/timesync/synchronized"
+TIMEDATECTL = ("timedatectl", "show", "--property=NTPSynchronized", "--value")
+
 
 def os_release(context: Context) -> dict[str, str]:
     """Return the fields of /etc/os-release."""
@@ -395,9 +399,9 @@ def clock(context: Context) -> Outcome:
             f"the clock says {date}: every download would fail on its certificate",
             fix="timedatectl set-ntp true",
         )
-    if context.host.exists("/run/systemd/timesync/synchronized"):
-        return passed("synchronised", "/run/systemd/timesync/synchronized")
-    answer = context.host.run(("timedatectl", "show", "--property=NTPSynchronized", "--value"))
+    if context.host.exists(SYNCHRONISED):
+        return passed("synchronised", SYNCHRONISED)
+    answer = context.host.run(TIMEDATECTL)
     if answer.ok and answer.stdout.strip() == "yes":
         return passed("synchronised", "timedatectl")
     return skipped("whether the clock is synchronised is unknown; its date is plausible")
