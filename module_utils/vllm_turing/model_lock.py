@@ -160,7 +160,7 @@ def path_problem(path: str) -> str:
     parts = PurePosixPath(path).parts
     if not path or path != path.strip() or "\\" in path or "\0" in path or "\n" in path:
         return "is not a plain relative path"
-    if path.startswith("/") or ".." in parts or str(PurePosixPath(path)) != path:
+    if not parts or path.startswith("/") or ".." in parts or str(PurePosixPath(path)) != path:
         return "leads out of the model's folder or is not in its shortest form"
     return ""
 
