@@ -52,6 +52,12 @@ _STEMS = """
     libnvidia-common libnvidia-compute libnvidia-decode libnvidia-encode libnvidia-extra
     libnvidia-fbc1 libnvidia-gl xserver-xorg-video-nvidia nvidia-open cuda-drivers
 """
+#: Metapackages that move the kernel.
+_KERNEL_META = re.compile(
+    r"^linux-(?:(?:image|headers|modules-extra|tools|cloud-tools)-)?"
+    r"(?:generic|lowlatency|virtual|oem|aws|gcp|azure|oracle|kvm|nvidia)"
+    r"(?:-(?:hwe|edge|lts|\d\d\.\d\d[a-z]?))*$"
+)
 #: Branched names that only carry apt preferences.
 _PINNING = re.compile(r"^nvidia-driver-pinning-")
 
@@ -219,16 +225,13 @@ def kernel_packages(packages: Iterable[Package], running: str) -> list[str]:
 
     :param running: release of the running kernel, e.g. ``6.17.0-29-generic``
     """
-    meta = re.compile(
-        r"^linux-(?:(?:image|headers|modules-extra|tools|cloud-tools)-)?"
-        r"(?:generic|lowlatency|virtual|oem|aws|gcp|azure|oracle|kvm|nvidia)"
-        r"(?:-(?:hwe|edge|lts|\d\d\.\d\d[a-z]?))*$"
-    )
     own = {
         f"linux-{part}-{running}"
         for part in ("image", "image-unsigned", "modules", "modules-extra", "headers")
     }
-    return sorted(p.name for p in packages if p.installed and (meta.match(p.name) or p.name in own))
+    return sorted(
+        p.name for p in packages if p.installed and (_KERNEL_META.match(p.name) or p.name in own)
+    )
 
 
 def preferences(branch: str, version: str) -> str:
@@ -298,9 +301,9 @@ def transaction_faults(
         elif action == "install" and driver is not None and driver.versioned:
             if new != wanted_version:
                 faults.append(f"would install {name} {new} instead of {wanted_version}")
-        elif (
-            action == "install" and driver is None and old is not None and name.startswith("linux-")
-        ):
+        elif action == "install" and re.match(r"linux-image-(unsigned-)?\d", name):
+            faults.append(f"would install the kernel {name}")
+        elif action == "install" and old is not None and _KERNEL_META.match(name):
             faults.append(f"would move the kernel package {name} from {old} to {new}")
     return faults
 

@@ -170,7 +170,7 @@ def loaded(box: Box, version: str) -> None:
     """Load a module."""
     box.write(
         "/proc/driver/nvidia/version",
-        f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Tue Mar  3 10:11:12 UTC 2026\n",
+        f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Tue Mar  3 10:11:12 2026\n",
     )
 
 
