@@ -121,8 +121,9 @@ class HeldPackages:
     def resolution(self, folder: Path, indexes: Indexes, python: str) -> list[str]:
         """Write the inputs of uv's resolution and return its arguments.
 
-        The held packages come from their own index and no other; everything that the lock knows
-        is constrained to the lock's version.
+        The held packages come from their own index and no other, and their own metadata decides
+        what they need: the lock's overrides correct the public index's metadata, which is that of
+        other builds. Everything that the lock knows is constrained to the lock's version.
 
         :param folder: an empty folder
         :param python: the interpreter to resolve for
@@ -145,14 +146,9 @@ class HeldPackages:
         (folder / "pyproject.toml").write_text("\n".join(project) + "\n")
         constraints = [*lock.get("constraints", []), *pins(self.lock)]
         (folder / "constraints.txt").write_text("\n".join(constraints) + "\n")
-        overrides = [
-            line for line in lock.get("overrides", []) if requirement_name(line) not in held
-        ]
-        (folder / "overrides.txt").write_text("\n".join(overrides) + "\n")
         return [
             *("pip", "compile", "--quiet", "--no-header", "--no-annotate", "--generate-hashes"),
             *("--python", python, "--constraints", str(folder / "constraints.txt")),
-            *("--overrides", str(folder / "overrides.txt")),
             *indexes.public(),
             str(folder / "pyproject.toml"),
         ]
