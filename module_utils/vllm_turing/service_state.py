@@ -214,7 +214,7 @@ def plan(wanted: Wanted, observed: Observed) -> Plan:
         if switch:
             reasons.append(COMPARED["release"])
         return Plan(
-            reload=observed.reload or (not loaded),
+            reload=observed.reload,
             enable=False if observed.enabled else None,
             stop=observed.running,
             switch=switch,
