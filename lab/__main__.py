@@ -38,9 +38,15 @@ def parser() -> argparse.ArgumentParser:
     verb("reboot", "Restart the lab host.")
     mirror = verb("mirrors", "Show or change the mirror process.")
     mirror.add_argument(
-        "action", nargs="?", choices=("show", "set", "serve", "stop"), default="show"
+        "action", nargs="?", choices=("show", "set", "hub-fault", "serve", "stop"), default="show"
     )
-    mirror.add_argument("setting", nargs="?", help="for 'set': NAME=VALUE, such as archive=current")
+    mirror.add_argument(
+        "settings",
+        nargs="*",
+        metavar="SETTING",
+        help="for 'set': NAME=VALUE, such as archive=current; for 'hub-fault': a kind of fault and "
+        "its options, such as 'reset where=data after=5000 times=1', or 'none'",
+    )
     mirror.add_argument("--port", type=int, default=mirrors.FIRST_PORT, help=argparse.SUPPRESS)
     fault = verb("fault", "Show, list or switch a fault of the simulated hardware.")
     fault.add_argument("action", nargs="?", choices=("show", "list", "set"), default="show")
@@ -56,9 +62,12 @@ def run_mirrors(arguments: argparse.Namespace) -> int:
     elif arguments.action == "stop":
         print("stopped" if mirrors.stop(state) else "was not running")
     elif arguments.action == "set":
-        name, _, value = (arguments.setting or "").partition("=")
-        mirrors.set_option(state, name, value)
-        print(f"{name}={value}")
+        for setting in arguments.settings or [""]:
+            name, _, value = setting.partition("=")
+            mirrors.set_option(state, name, value)
+            print(f"{name}={value}")
+    elif arguments.action == "hub-fault":
+        print(mirrors.hub_fault(state, arguments.settings))
     else:
         known = read_json(state.mirror_file)
         port = int(known.get("port", 0))
@@ -123,6 +132,10 @@ def main(argv: list[str] | None = None) -> int:
             os.execvp(argv_ssh[0], argv_ssh)
     except LabError as error:
         print(f"lab: {error}", file=sys.stderr)
+        return 1
+    except PermissionError as error:
+        where = f"'{error.filename}' is not accessible to user id '{os.geteuid()}'"
+        print(f"lab: {where}; start the lab with sudo.", file=sys.stderr)
         return 1
     return 0
 

@@ -167,8 +167,8 @@ class Lab:
             progress(f"{self.name}: removing the container")
             self.remove_container()
             progress(f"{self.name}: removing its files")
-            shutil.rmtree(self.folder, ignore_errors=True)
-            shutil.rmtree(self.state.host_store(self.name), ignore_errors=True)
+            image.discard(self.folder)
+            image.discard(self.state.host_store(self.name))
             self.write_known_hosts()
             self.write_inventory()
             if not self.state.host_names() and mirrors.stop(self.state):
@@ -181,7 +181,7 @@ class Lab:
                     "then run 'down --all' again."
                 )
             progress(f"removing '{self.state.root}'")
-            shutil.rmtree(self.state.root, ignore_errors=True)
+            image.discard(self.state.root)
 
     def reset(self, progress: Progress = quiet) -> dict[str, Any]:
         """Give back a fresh box under the same name, port and host key."""
@@ -191,8 +191,8 @@ class Lab:
         with self.lock():
             progress(f"{self.name}: removing the container")
             self.remove_container()
-            shutil.rmtree(self.rootfs, ignore_errors=True)
-            shutil.rmtree(self.state.host_store(self.name), ignore_errors=True)
+            image.discard(self.rootfs)
+            image.discard(self.state.host_store(self.name))
             for name, content in keep.items():
                 (self.folder / name).write_bytes(content)
             (self.folder / "host_key").chmod(0o600)
@@ -241,7 +241,7 @@ class Lab:
         """Lay out the host's root folder from the box image."""
         self.folder.mkdir(parents=True, exist_ok=True)
         draft = self.folder / "rootfs.part"
-        shutil.rmtree(draft, ignore_errors=True)
+        image.discard(draft)
         self.runner(["cp", "-a", "--reflink=auto", str(box), str(draft)], timeout=300)
         self.ensure_keys()
         image.write(draft, "/etc/hostname", f"{self.name}\n")

@@ -61,8 +61,9 @@ KERNEL_PACKAGES = (
 )
 KERNEL_RELEASE = "6.17.0-29"
 ADMIN = "admin"
-# Goes into the digests: raise it when the steps below change.
-RECIPE = 4
+# These go into the digests: raise one when the steps of its layer change.
+BASE_RECIPE = 4
+BOX_RECIPE = 1
 
 
 def digest(*parts: object) -> str:
@@ -73,14 +74,15 @@ def digest(*parts: object) -> str:
 
 def base_digest(controller: Controller) -> str:
     """Digest of what decides the base layer."""
-    return digest(RECIPE, PACKAGES, controller.codename, [asdict(s) for s in controller.sources])
+    return digest(
+        BASE_RECIPE, PACKAGES, controller.codename, [asdict(s) for s in controller.sources]
+    )
 
 
 def box_digest(controller: Controller, archive: str) -> str:
     """Digest of what decides the box layer; `archive` is the digest of the package archive."""
-    return digest(
-        base_digest(controller), archive, asdict(controller), KERNEL_PACKAGES, ubuntu.presentation()
-    )
+    inputs = (asdict(controller), KERNEL_PACKAGES, ubuntu.presentation())
+    return digest(BOX_RECIPE, base_digest(controller), archive, *inputs)
 
 
 def deb822(source: AptSource, keyring: str) -> str:
@@ -124,6 +126,24 @@ def uv_toml(controller: Controller) -> str:
     if controller.indexes.extra:
         lines.append(f"extra-index-url = {json.dumps(list(controller.indexes.extra))}")
     return "".join(line + "\n" for line in lines)
+
+
+def mounts_below(folder: Path, mountinfo: str) -> list[str]:
+    """Return the mount points at or below a folder, deepest first."""
+    points = [line.split()[4] for line in mountinfo.splitlines() if line.count(" ") > 4]
+    inside = [p for p in points if p == str(folder) or p.startswith(f"{folder}/")]
+    return sorted(inside, key=len, reverse=True)
+
+
+def discard(path: Path) -> None:
+    """Remove a file or folder; what an interrupted build left mounted below it goes first."""
+    if path.is_dir() and not path.is_symlink():
+        mountinfo = Path("/proc/self/mountinfo").read_text(encoding="utf-8")
+        for point in mounts_below(path.resolve(), mountinfo):
+            run(["umount", "--lazy", point])
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def write(root: Path, path: str, text: str, mode: int = 0o644) -> None:
@@ -202,7 +222,7 @@ def build_base(
             f"The archive's keyring '{keyring}' is missing; install the keyring package."
         )
     draft = state.images / f"{done.name}.part"
-    shutil.rmtree(draft, ignore_errors=True)
+    discard(draft)
     progress(f"box image: debootstrap {controller.codename} (about a minute, once)")
     try:
         runner(
@@ -266,7 +286,7 @@ def build_box(
     base = build_base(state, controller, runtime, limits, progress, runner)
     log = state.images / f"{done.name}.log"
     draft = state.images / f"{done.name}.part"
-    shutil.rmtree(draft, ignore_errors=True)
+    discard(draft)
     progress("box image: presenting it as Ubuntu 24.04 with its kernel")
     runner(["cp", "-a", "--reflink=auto", str(base), str(draft)], timeout=300)
     if controller.distribution != "ubuntu":
@@ -286,6 +306,8 @@ def build_box(
         "/etc/ssh/sshd_config.d/lab.conf",
         "HostKey /etc/ssh/ssh_host_ed25519_key\nPasswordAuthentication no\nUseDNS no\n",
     )
+    # The box is thrown away, never trusted with data: dpkg need not wait for the disk.
+    write(draft, "/etc/dpkg/dpkg.cfg.d/lab", "force-unsafe-io\n")
     debs = [str(find_deb(archive, name)) for name in KERNEL_PACKAGES]
     inside = " ".join(f"/run/lab-archive/{Path(d).relative_to(archive)}" for d in debs)
     in_root(
@@ -313,10 +335,7 @@ def prune(state: State, keep: tuple[str, ...]) -> None:
     """Remove images and logs that no later 'up' would use."""
     for path in state.images.iterdir():
         if path.name.removesuffix(".log") not in keep:
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+            discard(path)
 
 
 def find_deb(archive: Path, name: str) -> Path:

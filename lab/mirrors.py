@@ -5,7 +5,7 @@ It listens on the controller's loopback only; lab hosts reach it as 10.0.2.2.
 
 from __future__ import annotations
 
-import importlib
+import hashlib
 import json
 import os
 import signal
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from lab import git_mirror, hub
 from lab.errors import LabError
 from lab.state import CONTROLLER_FROM_INSIDE, State, read_json, write_json
 
@@ -30,8 +31,6 @@ SETTINGS = {
     "archive": ("full", "current"),
     "apt": ("up", "down"),
 }
-# Modules that serve a part of the tree; each has prepare(state_dir) and create_handler(state_dir).
-PARTS = ("lab.hub", "lab.git_mirror")
 CHUNK = 1 << 16
 
 
@@ -79,23 +78,17 @@ class AptHandler:
 
 def handlers(state_dir: Path) -> list[Any]:
     """Create the handlers of every part."""
-    made: list[Any] = [AptHandler(state_dir)]
-    for name in PARTS:
-        made.append(importlib.import_module(name).create_handler(state_dir))
-    return made
+    parts = (hub.create_handler(state_dir), git_mirror.create_handler(state_dir))
+    return [AptHandler(state_dir), *parts]
 
 
 def prepare(state_dir: Path) -> None:
     """Make what the parts serve: the tiny model, the git repositories."""
-    for name in PARTS:
-        try:
-            importlib.import_module(name).prepare(state_dir)
-        except Exception as error:
-            if isinstance(error, (OSError, ImportError)) or type(error).__name__.endswith("Error"):
-                raise LabError(
-                    f"The mirror part '{name}' could not be prepared: {error}."
-                ) from error
-            raise
+    try:
+        hub.prepare(state_dir)
+        git_mirror.prepare(state_dir)
+    except (hub.HubError, git_mirror.GitMirrorError, OSError) as error:
+        raise LabError(f"The lab's models or repositories could not be made: {error}.") from error
 
 
 def make_server(state_dir: Path, port: int) -> ThreadingHTTPServer:
@@ -216,8 +209,6 @@ def ensure(state: State, progress: Callable[[str], None]) -> int:
 
 def code_digest() -> str:
     """Digest of the files the mirror process runs, so that a changed one restarts it."""
-    import hashlib
-
     total = hashlib.sha256()
     for name in ("mirrors.py", "state.py", "hub.py", "git_mirror.py", "tiny_model.py"):
         path = Path(__file__).parent / name
@@ -252,6 +243,19 @@ def set_option(state: State, name: str, value: str) -> None:
         raise LabError(f"The mirror has no setting '{name}={value}'; use one of: {options}.")
     path = state.root / "mirror-settings.json"
     write_json(path, {**read_json(path), name: value})
+
+
+def hub_fault(state: State, words: list[str]) -> str:
+    """Make the model Hub misbehave: a kind and NAME=VALUE options; 'none' heals it."""
+    kind, options = (words or [""])[0], dict(w.partition("=")[::2] for w in words[1:])
+    fault: dict[str, Any] = {"kind": kind}
+    for name, value in options.items():
+        fault[name] = int(value) if value.isdigit() else value
+    try:
+        hub.set_faults(state.root, *([] if kind == "none" else [fault]))
+    except hub.HubError as error:
+        raise LabError(f"{error}.") from error
+    return "healthy" if kind == "none" else json.dumps(fault)
 
 
 def url_from_inside(port: int) -> str:
