@@ -12,12 +12,12 @@ description:
   - Every transaction is simulated before anything is written; a driver package that would be
     installed, removed or changed against the wish stops the run with its name.
   - C(state=plan) only tells, C(state=restored) brings the previous driver back from the local
-    package cache without network.
+    package cache without network, C(state=released) lets go of the driver without touching it.
 options:
   state:
     description: What to do.
     type: str
-    choices: [plan, present, restored]
+    choices: [plan, present, restored, released]
     default: present
   version:
     description: Exact version (C(580.159.03)) or a branch (C(580)), which is resolved and recorded.
@@ -119,7 +119,7 @@ steps:
   elements: str
 version:
   description: The driver's exact version.
-  returned: always
+  returned: unless O(state=released)
   type: str
 package_version:
   description: The packages' version.
@@ -174,7 +174,7 @@ def main() -> None:
         argument_spec={
             "state": {
                 "type": "str",
-                "choices": ["plan", "present", "restored"],
+                "choices": ["plan", "present", "restored", "released"],
                 "default": "present",
             },
             "version": {"type": "str", "required": True},
@@ -225,6 +225,8 @@ def main() -> None:
         host = driver.read_host(wish, refresh=not module.check_mode)
         if params["state"] == "restored":
             _restore(module, wish, host)
+        if params["state"] == "released":
+            _release(module, wish, host)
         plan = driver.make_plan(wish, host)
         result = driver.describe(plan)
         if params["state"] == "plan":
@@ -279,6 +281,18 @@ def _restore(module: AnsibleModule, wish: driver.Wish, host: driver.Host) -> Non
         else [],
         packages=wanted,
         diff={"before": before, "after": driver.as_text(wanted, data.get("held", []))},
+    )
+
+
+def _release(module: AnsibleModule, wish: driver.Wish, host: driver.Host) -> None:
+    """Take off our holds, the pin and the record; the driver stays installed."""
+    let_go = nvidia_apply.release(wish, host, check=module.check_mode)
+    module.exit_json(
+        changed=bool(let_go),
+        action="repair" if let_go else "none",
+        steps=let_go,
+        packages=driver.installed_drivers(host.packages),
+        diff={"before": "".join(f"{line}\n" for line in let_go), "after": ""},
     )
 
 

@@ -228,6 +228,7 @@ class Apt:
         self._lock_timeout = lock_timeout
         self._sleep = sleep
         self._wait_for_lock = wait_for_lock
+        self._origins: dict[str, str] | None = None
 
     def view(self, options: Sequence[str]) -> Apt:
         """Return the same package manager looked at through other options."""
@@ -254,11 +255,15 @@ class Apt:
         wanted = sorted(set(names))
         if not wanted:
             return {}
-        files = self._run(["apt-cache", *self._options, "policy"], timeout=QUERY_TIMEOUT)
+        if self._origins is None:
+            files = self._run(["apt-cache", *self._options, "policy"], timeout=QUERY_TIMEOUT)
+            if not files.ok:
+                raise AptError(f"apt cannot be asked: {explain(files)}")
+            self._origins = parse_policy_files(files.stdout)
         tables = self._run(["apt-cache", *self._options, "policy", *wanted], timeout=QUERY_TIMEOUT)
-        if not files.ok or not tables.ok:
-            raise AptError(f"apt cannot be asked: {explain(files if not files.ok else tables)}")
-        found = parse_policy(tables.stdout, parse_policy_files(files.stdout))
+        if not tables.ok:
+            raise AptError(f"apt cannot be asked: {explain(tables)}")
+        found = parse_policy(tables.stdout, self._origins)
         return {name: found.get(name, []) for name in wanted}
 
     def show(self, name: str, version: str) -> dict[str, str]:
@@ -308,6 +313,7 @@ class Apt:
 
         :raises AptError: names the source and the reason
         """
+        self._origins = None
         # By default apt-get update ends with status 0 when an index could not be fetched.
         self._transaction(
             ["apt-get", *self._options, "-o", "APT::Update::Error-Mode=any", "update"],

@@ -376,3 +376,29 @@ def restore(wish: Wish, host: Host, reason: str = "") -> None:
                 now.runner(["update-initramfs", "-u", "-k", kernel], timeout=900)
     except (AptError, Refusal, OSError) as error:
         raise ApplyError(f"the previous driver is not back: {error}") from error
+
+
+def release(wish: Wish, host: Host, *, check: bool = False) -> list[str]:
+    """Let go of the driver: our holds, the pin, the record and the package cache.
+
+    :param check: only tell
+    :returns: what was, or would be, taken off
+    :raises ApplyError: one sentence
+    """
+    record = Record(wish.state_dir, host.root)
+    ours = set(record.read().get("held", []))
+    held = sorted(p.name for p in host.packages if p.held and p.name in ours)
+    pin = host.root / PREFERENCES.lstrip("/")
+    cache = host.root / wish.cache_dir.lstrip("/")
+    done = [f"hold of {name}" for name in held]
+    done += [str(path) for path in (pin, record.path, cache) if path.exists()]
+    if check or not done:
+        return done
+    try:
+        Apt(host.runner, lock_timeout=wish.lock_timeout).unhold(held)
+        pin.unlink(missing_ok=True)
+        record.path.unlink(missing_ok=True)
+        shutil.rmtree(cache, ignore_errors=True)
+    except (AptError, OSError) as error:
+        raise ApplyError(str(error)) from error
+    return done

@@ -188,3 +188,18 @@ def test_the_record_cannot_be_led_astray_by_a_link(live: Box, tmp_path: Path) ->
     nvidia_driver.Record("/var/lib/vllm-turing", live.root).write({"a": 1})
     assert victim.read_text() == "precious"
     assert not (folder / "driver.json").is_symlink()
+
+
+def test_release_lets_go_of_our_holds_only_and_keeps_the_driver(live: Box) -> None:
+    healthy_kernel(live, "580.159.03")
+    offered(live, (V159, UBUNTU))
+    run(live)
+    live.packages["firefox"] = ("1", "hi")
+    wanted = wish()
+    told = nvidia_apply.release(wanted, host(live, wanted), check=True)
+    assert live.packages["nvidia-utils-580"][1] == "hi"
+    assert nvidia_apply.release(wanted, host(live, wanted)) == told
+    assert {live.packages[name] for name in COMPUTE} == {(V159, "ii")}
+    assert live.packages["firefox"][1] == "hi"
+    assert not (live.root / nvidia_driver.PREFERENCES.lstrip("/")).exists()
+    assert nvidia_apply.release(wanted, host(live, wanted)) == []
