@@ -54,6 +54,10 @@ def run(root: Path, playbook: str, arguments: Sequence[str], console: Console | 
             state.take(event, time.monotonic())
             for section in state.finished[before:]:
                 live.console.print(section_line(section))
+            while state.messages:
+                message = state.messages.pop(0)
+                if not verbose:  # then Ansible's own lines have it
+                    live.console.print(coloured(message))
             if text.strip() and (verbose or is_notice(event)):
                 live.console.print(coloured(text))
             return False  # no file per event: the log has the text

@@ -42,6 +42,8 @@ def main(argv: Sequence[str]) -> int:
         return lab(rest)
     if verb == "test":
         return test(rest)
+    if verb == "lock":
+        return program([str(ROOT / "stacks/lock.py"), *rest])
     return playbook(verb, rest)
 
 
@@ -73,10 +75,20 @@ def playbook(verb: str, argv: Sequence[str]) -> int:
         options.add_argument(
             "--dest", required=True, metavar="DIR", help="folder that gets the files"
         )
+    if verb == "preflight":
+        options.add_argument("--local", action="store_true", help="check this box without Ansible")
+        options.add_argument("--json", metavar="FILE", help="write the report to this file as well")
+        options.add_argument("--strict", action="store_true", help="warnings count as failures")
     known, rest = options.parse_known_args(argv)
+    if verb == "preflight" and known.local:
+        return fail("'--local' needs no .venv: start it as ./provision preflight --local.")
     arguments = resolve_paths(rest, caller_folder())
     if verb == "render":
         arguments += ["-e", f"vllm_host_render_root={caller_folder() / known.dest}"]
+    if verb == "preflight" and known.json:
+        arguments += ["-e", f"preflight_json={caller_folder() / known.json}"]
+    if verb == "preflight" and known.strict:
+        arguments += ["-e", '{"preflight_strict": true}']
     return run_ansible(PLAYBOOKS[verb], arguments, plain=known.plain)
 
 
@@ -106,12 +118,18 @@ def lab(argv: Sequence[str]) -> int:
 
 
 def lab_program(action: str, arguments: Sequence[str]) -> int:
-    """Run the lab's own program with its output on our terminal."""
+    """Run one action of the lab."""
+    return program(["-m", "lab", action, *arguments])
+
+
+def program(arguments: Sequence[str]) -> int:
+    """Run a Python program of this project on our terminal; .venv's programs are on its PATH."""
     import subprocess
 
-    return subprocess.run(
-        [sys.executable, "-m", "lab", action, *arguments], cwd=ROOT, check=False
-    ).returncode
+    from cli.ansible import environment
+
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment(ROOT), check=False).returncode
 
 
 def test(argv: Sequence[str]) -> int:

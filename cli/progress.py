@@ -64,6 +64,8 @@ class RunState:
         self.section: Section | None = None
         self.finished: list[Section] = []
         self.failures: list[Failure] = []
+        self.messages: list[str] = []
+        """What debug tasks say: they are written for the person at the terminal."""
         self.reports: list[Mapping[str, Any]] = []
         self.stats: Mapping[str, Any] = {}
 
@@ -111,6 +113,8 @@ class RunState:
             host.note = note(result) or item_label(result) or host.note
         elif kind == "runner_on_ok":
             self._ok(host, task, result)
+            if str(data.get("task_action")).removeprefix("ansible.builtin.") == "debug":
+                self._message(result.get("msg"))
         elif kind in ("runner_on_failed", "runner_item_on_failed", "runner_on_unreachable"):
             self._failed(kind, name, task, data, result)
 
@@ -125,6 +129,11 @@ class RunState:
         report = result.get("report")
         if isinstance(report, Mapping) and "host" in report:
             self.reports.append(report)
+
+    def _message(self, content: object) -> None:
+        lines = content if isinstance(content, list) else [content]
+        if content not in (None, "", []):
+            self.messages.append("\n".join(str(line) for line in lines))
 
     def _failed(
         self, kind: str, host: str, task: str, data: Mapping[str, Any], result: Mapping[str, Any]

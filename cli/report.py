@@ -15,6 +15,8 @@ from cli.progress import Failure, RunState, duration
 
 LONGEST_LIST = 12
 LONGEST_TEXT = 1200
+LONGEST_MESSAGE = 8000
+"""Long enough for a whole table of findings."""
 
 
 def closing_report(state: RunState, seconds: float, log: Path, interrupted: bool) -> RenderableType:
@@ -122,7 +124,7 @@ def completion_text(completion: Mapping[str, Any]) -> Text:
 
 def failure_panel(failure: Failure) -> RenderableType:
     """Return the panel of one failed task."""
-    text = Text(failure.message[-LONGEST_TEXT:])
+    text = Text(failure.message[-LONGEST_MESSAGE:])
     if failure.details:
         text.append("\n" + "\n".join(failure.details.splitlines()[-10:])[-LONGEST_TEXT:], "dim")
     word = "unreachable" if failure.unreachable else "failed"

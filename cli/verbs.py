@@ -15,6 +15,7 @@ VERBS: dict[str, str] = {
     "verify": "compare what runs on the hosts with what should run",
     "benchmark": "measure time to first token, prefill and decode on the hosts",
     "render": "write every file that would be installed to a folder; touches no host",
+    "lock": "show or make the lock file of a stack",
     "test": "lint, unit tests and the lab scenario",
 }
 """Verb -> one line for the help page."""
@@ -37,6 +38,7 @@ LAB_ACTIONS = ("up", "down", "shell", "status", "reset", "reboot", "mirrors", "f
 
 RUN_REQUIREMENTS = "requirements.txt"
 DEV_REQUIREMENTS = "requirements-dev.txt"
+DEV_VERBS = ("test", "lock")
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def look_at(argv: Sequence[str]) -> Request:
     if verb == "preflight" and "--local" in argv:
         rest = tuple(word for word in argv[1:] if word != "--local")
         return Request(verb, RUN_REQUIREMENTS, ("vllm_turing.preflight_cli", *rest))
-    return Request(verb, DEV_REQUIREMENTS if verb == "test" else RUN_REQUIREMENTS)
+    return Request(verb, DEV_REQUIREMENTS if verb in DEV_VERBS else RUN_REQUIREMENTS)
 
 
 def root_problem(request: Request, euid: int) -> str | None:

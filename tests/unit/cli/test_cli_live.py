@@ -26,6 +26,8 @@ PLAYBOOK = """\
     - name: Stop
       ansible.builtin.fail: {msg: "The value 'x' is wrong; set y."}
       when: boom is defined
+    - name: Say something
+      ansible.builtin.debug: {msg: "two of three [cards]\\nare fine"}
     - name: Report
       small_report: {text: "{{ setting.stdout }}"}
 """
@@ -61,7 +63,8 @@ def test_progress_report_and_nothing_left_behind(project: Path) -> None:
     before = {path.name for path in project.iterdir()}
     status, text = run(project)
     assert status == 0
-    assert "✓ Small play" in text and "3 steps, 1 changed" in text
+    assert "✓ Small play" in text and "4 steps, 1 changed" in text
+    assert "two of three [cards]\nare fine\n" in text
     # The report task hands back what Ansible's own process has in its environment.
     assert "True" in text and "host keys" not in text.split("╭")[-1]
     left = {path.name for path in project.iterdir()} - before

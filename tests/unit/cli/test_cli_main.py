@@ -66,6 +66,22 @@ def test_render_needs_a_folder_and_passes_it_absolute(
     assert caught.value.code == 2
 
 
+def test_preflights_own_options_become_variables(
+    ran: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PROVISION_CWD", str(tmp_path))
+    main.main(["preflight", "--json", "out.json", "--strict", "-i", "box,"])
+    assert ran[0][1] == [
+        *["-i", "box,", "-e", f"preflight_json={tmp_path / 'out.json'}"],
+        *["-e", '{"preflight_strict": true}'],
+    ]
+
+
+def test_lock_is_the_stacks_own_program(lab_calls: list[list[str]]) -> None:
+    assert main.main(["lock", "vllm-0.24.0-cpu", "--check"]) == 0
+    assert lab_calls == [[str(ROOT / "stacks/lock.py"), "vllm-0.24.0-cpu", "--check"]]
+
+
 def test_lab_up_boots_the_host_and_provisions_it(
     ran: list[Any], lab_calls: list[list[str]]
 ) -> None:

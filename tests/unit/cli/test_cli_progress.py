@@ -88,6 +88,16 @@ def test_an_ignored_failure_is_none_and_an_unreachable_host_is_one() -> None:
     assert state.failures[0].unreachable and state.failures[0].message == "ssh: timed out"
 
 
+def test_what_debug_tasks_say_is_kept() -> None:
+    state = RunState()
+    for action, message in (
+        ("ansible.builtin.debug", "one\ntwo"), ("debug", ["three", "four"]), ("debug", ""),
+        ("ansible.builtin.command", "not this"), ("debug", None),
+    ):  # fmt: skip
+        state.take(event("runner_on_ok", host="a", task_action=action, res={"msg": message}), 1)
+    assert state.messages == ["one\ntwo", "three\nfour"]
+
+
 def test_the_report_is_found_in_the_result() -> None:
     state = RunState()
     end(state, "runner_on_ok", 1, report={"no": "host"})

@@ -20,8 +20,9 @@ def test_a_verb_needs_the_run_set_only(verb: str) -> None:
     assert request.standalone == ()
 
 
-def test_the_test_verb_needs_the_dev_set() -> None:
-    assert look_at(["test", "--only", "lint"]).requirements == "requirements-dev.txt"
+@pytest.mark.parametrize("verb", ["test", "lock"])
+def test_the_developers_verbs_need_the_dev_set(verb: str) -> None:
+    assert look_at([verb, "x"]).requirements == "requirements-dev.txt"
 
 
 @pytest.mark.parametrize("argv", [[], ["--help"], ["sit"], ["site", "--help"], ["lab", "-h"]])
