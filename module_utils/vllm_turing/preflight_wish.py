@@ -50,6 +50,8 @@ DEFAULTS: dict[str, Any] = {
         "max-num-batched-tokens": 4096,
         "gpu-memory-utilization": 0.92,
         "kv-cache-dtype": "fp8_e4m3",
+        "enable-prefix-caching": True,
+        "speculative-config": {"method": "mtp", "num_speculative_tokens": 3},
     },
     "vllm_service_args_custom": {},
     "vllm_service_api_key_enabled": True,
@@ -90,7 +92,7 @@ class Wish:
         for value in (self.values.get(name), DEFAULTS.get(name)):
             try:
                 return int(value)  # type: ignore[arg-type]  # what is no number raises
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 continue
         return 0
 

@@ -8,6 +8,7 @@ would reach the roles, and what one probe of the host printed. The action plugin
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -153,6 +154,8 @@ def _scalar_problem(kind: str, value: Any) -> str | None:
         try:
             number = float(value)
         except (TypeError, ValueError):
+            return f"must be a number of type {kind}"
+        if not math.isfinite(number):
             return f"must be a number of type {kind}"
         return "must be a whole number" if kind == "int" and number != int(number) else ""
     if kind in ("raw", "json", "jsonarg", "bytes", "bits"):
@@ -310,7 +313,7 @@ def service_args(values: Mapping[str, Any]) -> dict[str, Any]:
 def _integer(value: Any) -> int | None:
     try:
         return int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 

@@ -50,6 +50,8 @@ def sources(context: Context) -> dict[str, str]:
         "network_nvidia": _join(wish.text("vllm_host_mirror_nvidia"), "InRelease"),
         "network_git": _join(wish.text("vllm_host_mirror_git"), ""),
         "network_hub": tree_url(context),
+        # Small, and the plan needs it before the model is there.
+        "model_config": shard_url(context, "config.json"),
         "network_apt": "",
     }
     for entry in apt_sources.read_all(host.root):
@@ -74,6 +76,14 @@ def tree_url(context: Context) -> str:
     hub, repo = wish.text("vllm_host_mirror_hub"), wish.text("hf_model_repo")
     revision = quote(wish.text("hf_model_revision"), safe="")
     return _join(hub, f"api/models/{repo}/tree/{revision}?recursive=true") if hub and repo else ""
+
+
+def shard_url(context: Context, path: str) -> str:
+    """Return the Hub's address of one of the model's files."""
+    wish = context.wish
+    hub, repo = wish.text("vllm_host_mirror_hub"), wish.text("hf_model_repo")
+    revision = quote(wish.text("hf_model_revision"), safe="")
+    return _join(hub, f"{repo}/resolve/{revision}/{quote(path)}") if hub and repo else ""
 
 
 def python_index(context: Context) -> str:
@@ -123,7 +133,7 @@ def answers(context: Context) -> Mapping[str, Answer]:
 
 def _ask(context: Context, name: str, url: str) -> Answer:
     timeout = float(context.wish.whole("preflight_network_timeout") or 5)
-    limit = _TREE_LIMIT if name == "network_hub" else 1
+    limit = _TREE_LIMIT if name in ("network_hub", "model_config") else 1
     answer: Answer = context.host.fetch("GET", url, timeout=timeout, limit=limit)
     # The Hub sends a mirror's reader on within the same site: follow a few such steps.
     for _ in range(3):
@@ -158,6 +168,18 @@ def _entry_size(entry: Mapping[str, Any]) -> int:
 def hub_size(context: Context) -> int:
     """Return the model's size in bytes by the Hub's list; 0 when it is unknown."""
     return sum(_entry_size(entry) for entry in model_files(context))
+
+
+def model_config(context: Context) -> dict[str, Any]:
+    """Return the model's config.json, from the host or else from the Hub; empty when neither."""
+    answer = answers(context).get("model_config")
+    fetched = answer.body.decode("utf-8", "replace") if answer and answer.status == 200 else ""
+    text = context.host.read(f"{context.wish.text('hf_model_path')}/config.json") or fetched
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def _needed(context: Context, name: str) -> bool:
@@ -287,11 +309,7 @@ def network_shard(context: Context) -> Outcome:
     if not weights:
         return skipped("the Hub did not tell the model's files")
     largest = max(weights, key=_entry_size)
-    revision = quote(wish.text("hf_model_revision"), safe="")
-    url = _join(
-        wish.text("vllm_host_mirror_hub"),
-        f"{wish.text('hf_model_repo')}/resolve/{revision}/{quote(str(largest['path']))}",
-    )
+    url = shard_url(context, str(largest["path"]))
     timeout = float(wish.whole("preflight_network_timeout") or 5)
     hub = urlsplit(url).netloc
     status = failed if _needed(context, "network_hub") else warned

@@ -97,6 +97,26 @@ def dist(name: str, version: str) -> dict[str, str]:
     return {f"{SITE}/{name.replace('-', '_')}-{version}.dist-info/METADATA": f"Name: {name}\n"}
 
 
+#: The reference model's sizes (its document, and the public config of its family).
+CONFIG = {
+    "architectures": ["Qwen3_5ForConditionalGeneration"],
+    "model_type": "qwen3_5",
+    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    "text_config": {
+        "num_hidden_layers": 64, "full_attention_interval": 4, "hidden_size": 5120,
+        "num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 256,
+        "intermediate_size": 17408, "vocab_size": 248320, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 48, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4, "mamba_ssm_dtype": "float32",
+        "max_position_embeddings": 262144, "mtp_num_hidden_layers": 1,
+    },
+    "vision_config": {
+        "hidden_size": 1152, "depth": 27, "intermediate_size": 4304, "out_hidden_size": 5120,
+        "patch_size": 16, "temporal_patch_size": 2, "spatial_merge_size": 2, "in_channels": 3,
+        "num_position_embeddings": 2304,
+    },
+}  # fmt: skip
+
 HEALTHY_FILES: dict[str, str | bytes] = {
     "/etc/os-release": 'ID=ubuntu\nVERSION_ID="24.04"\nPRETTY_NAME="Ubuntu 24.04.4 LTS"\n',
     "/etc/passwd": (
@@ -148,7 +168,7 @@ HEALTHY_FILES: dict[str, str | bytes] = {
     f"{SITE}/vllm/v1/attention/backends/flashinfer.py": FLOOR.format("7, 5"),
     f"{SITE}/flashinfer/data/include/flashinfer/attention/prefill.cuh": PATCHED_HEADER,
     UNIT: HEALTHY_UNIT,
-    f"{MODEL}/config.json": "{}",
+    f"{MODEL}/config.json": json.dumps(CONFIG),
     f"{MODEL}/model.safetensors.index.json": json.dumps(
         {"weight_map": {f"l.{i}": f"model-0000{i}-of-00002.safetensors" for i in (1, 2)}}
     ),
@@ -267,7 +287,7 @@ class Box:
         files = {**(HEALTHY_FILES if healthy else FRESH_FILES), **self.files}
         links = {**(HEALTHY_LINKS if healthy else {}), **self.links}
         commands = {**(HEALTHY_COMMANDS if healthy else FRESH_COMMANDS), **self.commands}
-        web = {**HEALTHY_WEB, **self.web}
+        web = {**HEALTHY_WEB, **({} if healthy else FRESH_WEB), **self.web}
         shutil.rmtree(self.root, ignore_errors=True)
         for name, content in files.items():
             if content is None:
@@ -330,3 +350,8 @@ FRESH_COMMANDS: dict[tuple[str, ...], Result] = {
     LSPCI: ok(PCI.format(driver="nouveau")),
     ("lsmod",): ok("Module Size Used by\nnouveau 3096576 0\n"),
 }  # fmt: skip
+
+#: Where the model is not on the host yet, its config comes from the Hub.
+FRESH_WEB: dict[str, Answer] = {
+    f"{HUB}/org/Q/resolve/main/config.json": Answer(200, {}, json.dumps(CONFIG).encode()),
+}

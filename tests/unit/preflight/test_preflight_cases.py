@@ -1021,6 +1021,12 @@ CASES: list[tuple[str, dict[str, Any], dict[str, str], list[str]]] = [
         ["model 26.1 GiB in /var/lib/vllm-turing/models/Q"],
     ),
     (
+        "a context that is longer than the KV cache",
+        {"wish": {"vllm_service_args_custom": {"max-model-len": 262144, "kv-cache-dtype": "auto"}}},
+        {"plan_context": "fail", "plan_memory": "pass"},
+        ["vllm_service_args_custom set max-model-len 122400"],
+    ),
+    (
         "another program on the port",
         {
             "files": {

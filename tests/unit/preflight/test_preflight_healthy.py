@@ -95,6 +95,7 @@ def test_fresh_box_has_nothing_that_would_stop_provisioning(tmp_path: Path) -> N
     assert report["rc"] == 0
     found = {row["id"]: row for row in report["checks"]}
     assert found["gpu_cards"]["status"] == "pass"
+    assert found["plan_context"]["status"] == "pass"
     assert found["nouveau"]["status"] == "warn"
     assert "role nvidia_driver mends it in this run" in found["nouveau"]["summary"]
     for name in ("driver_answers", "cuda_toolkit", "runtime_venv", "model_files"):
@@ -169,7 +170,7 @@ def test_accepting_one_failure_leaves_the_others(tmp_path: Path) -> None:
 def test_checks_can_be_chosen_by_id_and_group(tmp_path: Path) -> None:
     host = Box(tmp_path / "host")
     assert set(host.statuses(only=["clock"])) == {"clock"}
-    assert set(host.statuses(only=["plan"])) == {"plan_cards", "plan_memory"}
+    assert set(host.statuses(only=["plan"])) == {"plan_cards", "plan_memory", "plan_context"}
     assert "clock" not in host.statuses(skip=["clock", "hardware"])
     with pytest.raises(ValueError, match="'colck' is neither a check nor a group"):
         host.statuses(only=["colck"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vllm_turing import validate, validate_sources
@@ -264,6 +264,9 @@ def test_no_answer_breaks_the_probe(text: str) -> None:
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=9),
                     lambda c: st.lists(c, max_size=3) | st.dictionaries(st.text(max_size=5), c,
                                                                         max_size=3)))  # fmt: skip
+@example(float("nan"))
+@example(float("inf"))
+@example("inf")
 def test_no_value_breaks_a_check(value: Any) -> None:
     values = dict.fromkeys(
         [*OPTIONS, "vllm_service_args", "vllm_service_args_custom", "vllm_host_mirror_hub",
