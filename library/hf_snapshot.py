@@ -125,6 +125,11 @@ def _run(module: AnsibleModule) -> None:
     if state == "started":
         again = module.params["verify"] == "full" and view.complete
         changed = view.stale or not (view.complete or view.running)
+        if changed and not view.commit and not config.lock:
+            module.warn(
+                f"no lock is given (hf_model_lock): '{config.repo}' is taken as its source has it "
+                f"at '{config.revision}', and later runs hold to '{Store(config).host_lock}'"
+            )
         if (changed or again) and not module.check_mode:
             if again:
                 Store(config).forget_verification()

@@ -50,7 +50,7 @@ def list_revision(
     *,
     token_file: str = "",
     home: str,
-    timeout: float = 180.0,
+    timeout: float = 600.0,
     runner: Runner = run,
 ) -> Lock:
     """Make a lock from what a Hub says.

@@ -165,7 +165,6 @@ class Transfer:
         self._pause_until = 0.0
         self._progress_at = time.monotonic()
         self._last_errors: dict[str, tuple[str, TransferError]] = {}
-        self._current = ""
         self._stop = False
         self._fatal: Exception | None = None
         self._wanted = dict(files)
@@ -290,7 +289,6 @@ class Transfer:
                 file.active.add(start)
                 self._busy += 1
                 generation = self._generation
-                self._current = file.path
             before = self.fetched
             error: Exception | None = None
             try:
@@ -576,8 +574,9 @@ class Transfer:
                 if file.fd >= 0
             )
             source = self.sources[self._generation % len(self.sources)].host
+            current = next((file.path for file in self._files if file.active), "")
             progress = Progress(
-                self._total, self._total - missing, self.fetched, self._left, self._current, source
+                self._total, self._total - missing, self.fetched, self._left, current, source
             )
         self.report(progress)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ansible.errors import AnsibleActionFail
+from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
@@ -19,8 +19,10 @@ display = Display()
 class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no types
     """Run the module once, or until the model is there when ``state: present``."""
 
-    # A line at least this often, in seconds, while something goes on.
+    # Seconds that the module waits before it answers, and so between two lines.
     QUIET = 10.0
+    # Seconds for a host that does not answer, as while it reboots: the fetch goes on without us.
+    AWAY = 300.0
 
     def run(
         self, tmp: str | None = None, task_vars: dict[str, Any] | None = None
@@ -36,10 +38,24 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
         started = time.monotonic()
         host = (task_vars or {}).get("inventory_hostname", "host")
         said = ""
+        gone_since = 0.0
         while True:
-            answer = self._execute_module(
-                module_name="hf_snapshot", module_args=arguments, task_vars=task_vars
-            )
+            try:
+                answer = self._execute_module(
+                    module_name="hf_snapshot", module_args=arguments, task_vars=task_vars
+                )
+                gone_since = 0.0
+            except AnsibleConnectionFailure as error:
+                gone_since = gone_since or time.monotonic()
+                reason = str(error).splitlines()[0]
+                if not said or time.monotonic() - gone_since > self.AWAY:
+                    raise
+                display.display(
+                    f"[{host}] model: the host does not answer ({reason}), trying again"
+                )
+                time.sleep(5)
+                self._connection.reset()
+                continue
             waiting = (
                 arguments.get("state", "present") == "present"
                 and not answer.get("failed")
