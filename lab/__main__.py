@@ -23,7 +23,8 @@ def parser() -> argparse.ArgumentParser:
 
     def verb(name: str, text: str) -> argparse.ArgumentParser:
         made = verbs.add_parser(name, help=text, description=text)
-        made.add_argument("--name", default="lab", help="name of the lab host (default: lab)")
+        name = os.environ.get("VLLM_TURING_LAB_NAME") or "lab"
+        made.add_argument("--name", default=name, help=f"name of the lab host (default: {name})")
         return made
 
     up = verb("up", "Build and boot the lab host; does nothing when it runs.")
