@@ -52,7 +52,8 @@ def test_thinking_budget_reaches_the_request(model: Path, patched: Path) -> None
     assert answer["no_default"] is None
     assert answer["no_default_unlimited"] is None
     assert "greater than or equal to 0" in answer["negative"]
-    assert "Please set --reasoning-parser" in answer["no_parser"]
+    assert "not yet supported by the V2 model runner" in answer["v2"]
+    assert "Please set --reasoning-parser" in answer["tokens_unknown"]
     assert "-1 for unlimited" in answer["minus_two"]
 
 

@@ -40,6 +40,13 @@ def sentence(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
+def refusal(inputs: InputProcessor) -> str:
+    try:
+        return f"accepted: {inputs._get_default_thinking_token_budget()}"
+    except ValueError as error:
+        return sentence(error)
+
+
 def main() -> None:
     model = sys.argv[1]
     answers: dict[str, Any] = {}
@@ -55,15 +62,16 @@ def main() -> None:
     without = processor(model, {}, reasoning_parser="qwen3")
     answers["no_default"] = budget(without, None)
     answers["no_default_unlimited"] = budget(without, -1)
-    for name, reasoning, more in (
-        ("negative", {"default_thinking_token_budget": -3}, {"reasoning_parser": "qwen3"}),
-        ("no_parser", {"default_thinking_token_budget": 5}, {}),
-    ):
-        try:
-            processor(model, reasoning, **more)
-            answers[name] = "accepted"
-        except Exception as error:
-            answers[name] = sentence(error)
+    try:
+        processor(model, {"default_thinking_token_budget": -3}, reasoning_parser="qwen3")
+        answers["negative"] = "accepted"
+    except Exception as error:
+        answers["negative"] = sentence(error)
+    inputs.use_v2_model_runner = True
+    answers["v2"] = refusal(inputs)
+    inputs.use_v2_model_runner = False
+    inputs.vllm_config.reasoning_config._enabled = False
+    answers["tokens_unknown"] = refusal(inputs)
     try:
         SamplingParams(thinking_token_budget=-2)
         answers["minus_two"] = "accepted"
