@@ -895,7 +895,7 @@ def persistence_needs(host: Host, *, running: bool) -> list[str]:
     # "static" is Ubuntu's form: a udev rule starts it when the driver binds.
     if fields.get("UnitFileState") == "disabled":
         needed.append("enable")
-    if running and fields.get("ActiveState") == "inactive":
+    if running and fields.get("ActiveState") in ("inactive", "failed"):
         needed.append("start")
     return needed
 
