@@ -484,6 +484,8 @@ class Transfer:
         errors = list(self._last_errors.values())
         permanent = all(error.kind in ("denied", "missing", "wrong") for _, error in errors)
         said = "; ".join(f"'{path}': {error}" for path, error in errors)
+        if any(error.kind == "network" for _, error in errors):
+            said += " (other sources: hf_model_sources, a proxy: hf_model_environment)"
         return ModelError(f"the model cannot be fetched: {said}", permanent=permanent)
 
     def _local(self, file: _File, error: OSError) -> ModelError:
