@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from vllm_turing import model_fetch, model_lock, model_manifest, model_state
+from vllm_turing import model_fetch, model_lock, model_make_lock, model_manifest, model_state
 from vllm_turing.model_fetch import Fetch
 from vllm_turing.model_lock import ModelError
 from vllm_turing.model_store import Config, Status, Store
@@ -398,3 +398,22 @@ def test_a_status_reads_as_a_line() -> None:
         "fetching", total=29_000_000_000, done=12_300_000_000, rate=85e6, file="m", source="hub"
     )
     assert status.line() == "42 %, 12.30 of 29.00 GB, 85.0 MB/s, 3:16 left, m from hub"
+
+
+def test_a_lock_is_made_without_the_weights(mirror: Hub, tmp_path: Path) -> None:
+    output = tmp_path / "made.lock.json"
+    assert model_make_lock.main([REPO, "--endpoint", mirror.url, "--output", str(output)]) == 0
+    made = model_lock.load(output)
+    assert made == mirror.lock
+    assert mirror.sent("data") == 0
+    assert run(config(mirror, tmp_path, lock=str(output))).changed
+
+
+def test_a_lock_that_cannot_be_made(
+    mirror: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "made.lock.json"
+    arguments = ["lab/other@main", "--endpoint", mirror.url, "--output", str(output)]
+    assert model_make_lock.main(arguments) == 1
+    assert "has no repository 'lab/other'" in capsys.readouterr().err
+    assert not output.exists()
