@@ -413,8 +413,6 @@ class Apt:
 _TRANSACTION = (
     "-y",
     "--no-install-recommends",
-    "--allow-downgrades",
-    "--allow-change-held-packages",
     "-o", "DPkg::Lock::Timeout=60",
     "-o", "APT::Get::Always-Include-Phased-Updates=true",
 )  # fmt: skip

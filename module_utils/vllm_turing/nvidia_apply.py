@@ -358,7 +358,15 @@ def restore(wish: Wish, host: Host, reason: str = "") -> None:
         else:
             (host.root / PREFERENCES.lstrip("/")).unlink(missing_ok=True)
         if not is_back(data, host):
-            apt.install(["--purge", "--no-download", *(f"{name}-" for name in going), *debs])
+            apt.install(
+                [
+                    "--purge",
+                    "--allow-downgrades",
+                    "--no-download",
+                    *(f"{name}-" for name in going),
+                    *debs,
+                ]
+            )
         now = read_host(wish, host.runner, host.root, apt=apt)
         if not is_back(data, now):
             raise AptError(f"driver {data['package_version']} did not come back whole")

@@ -45,6 +45,9 @@ SECURE_BOOT_WAYS = (
 )
 
 
+#: Of a driver's transaction alone: other branches go with their configuration, and the wished
+#: version may be the older one.
+_DRIVER_OPTIONS = ("--purge", "--allow-downgrades")
 _NONE = nvidia_kernel.Module("", "")
 
 
@@ -557,7 +560,8 @@ def _try(plan: Plan, wish: Wish, offer: _Offer, difference: str, host: Host) -> 
         preferences = nvidia_packages.preferences(spelling.branch, offer.package_version)
         name = PREFERENCES.rsplit("/", 1)[-1]
         with _Overlaid(offer.view, {name: preferences}, host) as view:
-            simulation = view.simulate([*arguments, *debs])
+            # Our holds are still on in the simulation; they are released just before the real one.
+            simulation = view.simulate(["--allow-change-held-packages", *arguments, *debs])
         faults = _faults(simulation, offer.package_version, foreign)
         if faults:
             reasons.append(f"with {kind} modules: {faults}")
@@ -662,7 +666,7 @@ def _arguments(
     if offer.source.name == "cache":
         folder = host.root / store(wish, version).lstrip("/")
         debs = sorted(str(path) for path in folder.glob("*.deb"))
-        return ["--purge", *arguments], debs
+        return [*_DRIVER_OPTIONS, *arguments], debs
 
     names = list(dict.fromkeys([*spelling.compute, *display, *modules, *present]))
     offered = offer.view.candidates([*names, *missing])
@@ -690,7 +694,7 @@ def _arguments(
             raise AptError(
                 f"{name} {'' if _prebuilt(name) else version} is in no source".replace("  ", " ")
             )
-    return ["--purge", *arguments], []
+    return [*_DRIVER_OPTIONS, *arguments], []
 
 
 def _moves(package: Package) -> bool:
