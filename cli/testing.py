@@ -99,6 +99,8 @@ def is_shell(path: Path) -> bool:
 def run_check(root: Path, stage: str, check: Check) -> Outcome:
     """Run one command with its output on the terminal; keep pytest's summary lines."""
     variables = environment(root)
+    if not sys.stdout.isatty():
+        variables["NO_COLOR"] = "1"  # the output goes through a pipe either way
     if stage == "molecule":
         variables.setdefault("PY_COLORS", "0")  # the summary is read from the text
     program = Path(sys.executable).parent / check.command[0]
