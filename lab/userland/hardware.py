@@ -15,6 +15,8 @@ from typing import Any
 HARDWARE_FILE = Path("/var/lib/vllm-turing-lab/hardware.json")
 RUN_DIR = Path("/run/vllm-turing-lab")
 KERNEL_FILE = RUN_DIR / "kernel.json"
+#: What /proc/driver/nvidia/version says; absent while no driver is loaded.
+MODULE_FILE = RUN_DIR / "driver-version"
 SETTINGS_FILE = RUN_DIR / "gpu-settings.json"
 
 # Fault switches: name -> what the box then looks like. 'boot' ones take effect at the next boot.

@@ -290,7 +290,11 @@ def show_driver(modules: dict[str, dict[str, str]]) -> None:
             f"(buildd@lab)  {built}"
         )
     compiler = "gcc version 13.3.0 (Ubuntu 13.3.0-6ubuntu2~24.04.1) "
-    put(folder / "version", f"NVRM version: {first}\nGCC version:  {compiler}\n")
+    text = f"NVRM version: {first}\nGCC version:  {compiler}\n"
+    put(folder / "version", text)
+    # A unit with ProtectKernelTunables gets a fresh /proc, without what was mounted on this one; a
+    # real driver's folder would be there. The stand-in programs read this copy.
+    put(hardware.MODULE_FILE, text)
     put(
         folder / "params",
         "ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 1\nDeviceFileMode: 438\n",

@@ -19,7 +19,7 @@ from lab.userland.hardware import Card
 
 LIBRARY = "/usr/lib/vllm-turing-lab"
 VERSION = "@u@"
-MODULE_FILE = Path("/proc/driver/nvidia/version")
+MODULE_FILE = hardware.MODULE_FILE
 TEMPLATE = Path(LIBRARY) / "gpu.xml"
 CUDA_VERSION = "13.0"
 
