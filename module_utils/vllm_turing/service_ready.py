@@ -123,7 +123,7 @@ def main(argv: list[str]) -> int:
     """
     parser = argparse.ArgumentParser(prog="vllm-turing-host wait-ready")
     parser.add_argument("--settings", required=True)
-    parser.add_argument("--key-file", help="file with the key; default: the unit's credential")
+    parser.add_argument("--key-file", help="file with the key; default: a credential of the unit")
     parser.add_argument("--pid", type=int, help="the engine's process; default: $MAINPID")
     parser.add_argument("--timeout", type=float)
     options = parser.parse_args(argv)
