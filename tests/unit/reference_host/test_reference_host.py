@@ -1,6 +1,8 @@
 """The rendered service is the reference host's, but for a list of purposeful differences."""
 
 import json
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,3 +78,20 @@ def test_no_stub_library_is_on_the_run_time_path(ours: differences.Service) -> N
 def test_the_page_is_in_step_with_the_list(listed: list[differences.Entry]) -> None:
     page = (ROOT / "docs/differences.md").read_text()
     assert page == differences.page(listed), "run: .venv/bin/python -m cli.docs"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed here")
+def test_systemd_understands_the_unit_and_finds_it_closed_enough(
+    rendered: Path, tmp_path: Path
+) -> None:
+    # The programs do not exist here; verify() is about everything else.
+    text = (rendered / "etc/systemd/system/vllm-turing.service").read_text()
+    unit = tmp_path / "vllm-turing.service"
+    unit.write_text(text.replace("/opt/vllm-turing/lib/vllm-turing-host", "/bin/true"))
+    verify = ["systemd-analyze", "verify", "--man=no", str(unit)]
+    done = subprocess.run(verify, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    security = ["systemd-analyze", "security", "--offline=true", "--threshold=40", str(unit)]
+    done = subprocess.run(security, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout
