@@ -179,7 +179,10 @@ def distribution_sources(sources: Iterable[AptSource], codename: str) -> list[Ap
     for source in sources:
         suites = tuple(s for s in source.suites if re.fullmatch(rf"{codename}(-[a-z]+)?", s))
         components = tuple(
-            c for c in source.components if c in ("main", "universe", "restricted", "non-free")
+            # without 'restricted': the real driver packages must not meet the lab's
+            c
+            for c in source.components
+            if c in ("main", "universe")
         )
         if suites and "main" in components and source.uri.startswith(("http://", "https://")):
             kept.append(AptSource(source.uri, suites, components, source.signed_by))

@@ -17,7 +17,7 @@ from lab import ubuntu
 from lab.command import Runner, run
 from lab.controller import AptSource, Controller, Limits
 from lab.errors import LabError
-from lab.state import State
+from lab.state import CONTROLLER_FROM_INSIDE, State
 
 Progress = Callable[[str], None]
 
@@ -60,6 +60,12 @@ KERNEL_PACKAGES = (
     "vllm-turing-lab",
 )
 KERNEL_RELEASE = "6.17.0-29"
+# On a real Ubuntu base the real kernel must not replace the stand-in one.
+KERNEL_PREFERENCE = f"""\
+Package: linux-* initramfs-tools* dkms mokutil
+Pin: origin "{CONTROLLER_FROM_INSIDE}"
+Pin-Priority: 1001
+"""
 ADMIN = "admin"
 # These go into the digests: raise one when the steps of its layer change.
 BASE_RECIPE = 4
@@ -295,6 +301,8 @@ def build_box(
         origin = draft / "etc/dpkg/origins/default"
         origin.unlink(missing_ok=True)
         origin.symlink_to("ubuntu")
+    else:
+        write(draft, "/etc/apt/preferences.d/lab", KERNEL_PREFERENCE)
     for number, certificate in enumerate(controller.certificates):
         write(draft, f"/usr/local/share/ca-certificates/controller-{number}.crt", certificate)
     write(draft, "/etc/environment", "\n".join(environment_lines(controller)) + "\n")

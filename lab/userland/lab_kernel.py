@@ -274,6 +274,7 @@ def show_driver(modules: dict[str, dict[str, str]]) -> None:
     nodes.update({"nvidia-uvm": (511, 0), "nvidia-uvm-tools": (511, 1)})
     nodes.update({f"nvidia{c.index}": (195, c.index) for c in hardware.CARDS})
     nodes["nvidia2"] = (195, 2)
+    hardware.MODULE_FILE.unlink(missing_ok=True)
     for name in nodes:
         with contextlib.suppress(FileNotFoundError):
             Path("/dev", name).unlink()
@@ -358,6 +359,9 @@ def boot() -> None:
     """Boot the newest kernel: decide, then show."""
     shutil.rmtree(hardware.RUN_DIR, ignore_errors=True)
     hardware.RUN_DIR.mkdir(parents=True)
+    # systemd makes / shared on a real machine and leaves it alone in a container; without it
+    # credentials (LoadCredential=) never reach a unit.
+    subprocess.run(["/bin/mount", "--make-rshared", "/"], check=True)
     release = newest_kernel()
     modules, messages = decide(release)
     number = re.search(r"-(\d+)-", release)

@@ -10,7 +10,8 @@
 #include <unistd.h>
 
 #define CARDS_FILE "/run/vllm-turing-lab/nvml"
-#define MODULE_FILE "/proc/driver/nvidia/version"
+/* A copy of /proc/driver/nvidia/version: a sandboxed unit has a fresh /proc without our folder. */
+#define MODULE_FILE "/run/vllm-turing-lab/driver-version"
 #define MAX_CARDS 8
 #define MAX_LINKS 6
 #define MIB (1024ULL * 1024ULL)
