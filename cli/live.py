@@ -58,7 +58,7 @@ def run(root: Path, playbook: str, arguments: Sequence[str], console: Console | 
                 message = state.messages.pop(0)
                 if not verbose:  # then Ansible's own lines have it
                     live.console.print(coloured(message))
-            if text.strip() and (verbose or is_notice(event)):
+            if text.strip() and (verbose or (is_notice(event) and not state.is_progress(event))):
                 live.console.print(coloured(text))
             return False  # no file per event: the log has the text
 

@@ -44,6 +44,8 @@ def main(argv: Sequence[str]) -> int:
         return test(rest)
     if verb == "lock":
         return program([str(ROOT / "stacks/lock.py"), *rest])
+    if verb == "lock-model":
+        return program(["-m", "vllm_turing.model_make_lock", *rest], caller_folder())
     return playbook(verb, rest)
 
 
@@ -122,14 +124,15 @@ def lab_program(action: str, arguments: Sequence[str]) -> int:
     return program(["-m", "lab", action, *arguments])
 
 
-def program(arguments: Sequence[str]) -> int:
+def program(arguments: Sequence[str], folder: Path = ROOT) -> int:
     """Run a Python program of this project on our terminal; .venv's programs are on its PATH."""
     import subprocess
 
     from cli.ansible import environment
 
+    variables = {**environment(ROOT), "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'module_utils'}"}
     command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment(ROOT), check=False).returncode
+    return subprocess.run(command, cwd=folder, env=variables, check=False).returncode
 
 
 def test(argv: Sequence[str]) -> int:

@@ -6,6 +6,7 @@ An event is a dictionary with `event` (its kind), `event_data` (play, role, task
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,9 @@ Event = Mapping[str, Any]
 NOTE_KEYS = ("progress", "msg", "stdout")
 """Where a waiting task's result says how far it is, best first."""
 
+
+PROGRESS_LINE = re.compile(r"(?:\x1b\[[\d;]*m)*\[(?P<host>[^\]\s]+)\] (?P<text>[^\x1b\r\n]+)")
+"""What our action plugins print while the host works."""
 
 ENDS = ("runner_on_ok", "runner_on_failed", "runner_on_skipped", "runner_on_unreachable")
 """Events after which a host waits for the others."""
@@ -72,6 +76,8 @@ class RunState:
     def take(self, event: Event, now: float) -> None:
         """Take in one event; `now` is a monotonic time in seconds."""
         kind = str(event.get("event", ""))
+        if kind == "verbose":
+            self._spoken(event)
         data = event.get("event_data")
         if not isinstance(data, Mapping):
             return
@@ -84,6 +90,20 @@ class RunState:
             self.close(now)
         elif data.get("host"):
             self._host_event(kind, str(data["host"]), data, now)
+
+    def is_progress(self, event: Event) -> bool:
+        """Tell whether an event is a line like '[host] 42 % of 29 GB' about a task that goes on."""
+        return event.get("event") == "verbose" and self._progress(event) is not None
+
+    def _progress(self, event: Event) -> tuple[HostState, str] | None:
+        match = PROGRESS_LINE.match(str(event.get("stdout") or "").strip())
+        host = self.hosts.get(match["host"]) if match else None
+        return (host, match["text"].strip()) if match and host else None
+
+    def _spoken(self, event: Event) -> None:
+        found = self._progress(event)
+        if found:
+            found[0].note = found[1]
 
     def close(self, now: float) -> None:
         """End the current section."""

@@ -15,7 +15,9 @@ VERBS: dict[str, str] = {
     "verify": "compare what runs on the hosts with what should run",
     "benchmark": "measure time to first token, prefill and decode on the hosts",
     "render": "write every file that would be installed to a folder; touches no host",
+    "plan": "does a model with this context fit the cards? needs no host",
     "lock": "show or make the lock file of a stack",
+    "lock-model": "write a model's file list with digests, to pin it",
     "test": "lint, unit tests and the lab scenario",
 }
 """Verb -> one line for the help page."""
@@ -38,7 +40,7 @@ LAB_ACTIONS = ("up", "down", "shell", "status", "reset", "reboot", "mirrors", "f
 
 RUN_REQUIREMENTS = "requirements.txt"
 DEV_REQUIREMENTS = "requirements-dev.txt"
-DEV_VERBS = ("test", "lock")
+DEV_VERBS = ("test", "lock", "lock-model")
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class Request:
 def look_at(argv: Sequence[str]) -> Request:
     """Read the verb of a command line and say what it needs; never fails on a wrong one."""
     verb = argv[0] if argv else None
+    if verb == "plan":
+        return Request(verb, RUN_REQUIREMENTS, ("vllm_turing.kv_plan", *argv[1:]))
     if verb not in VERBS or any(word in ("-h", "--help") for word in argv[1:]):
         return Request(None, RUN_REQUIREMENTS, ("cli", *argv))
     if verb == "preflight" and "--local" in argv:

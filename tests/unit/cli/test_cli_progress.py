@@ -61,6 +61,17 @@ def test_what_a_host_does_now() -> None:
     assert host.note == ""
 
 
+def test_a_line_that_a_plugin_prints_is_progress_of_its_host() -> None:
+    state = RunState()
+    start(state, "hf_model", "Wait for the model", 3)
+    line = {"event": "verbose", "stdout": "\x1b[0;34m[box] model: 42 %, 12.3 of 29 GB\x1b[0m\r\n"}
+    assert state.is_progress(line)
+    state.take(line, 4)
+    assert state.hosts["box"].note == "model: 42 %, 12.3 of 29 GB"
+    for other in ("[WARNING]: something", "[nobody] 3 %", "box 42 %", ""):
+        assert not state.is_progress({"event": "verbose", "stdout": other})
+
+
 def test_loop_items_say_how_far_the_loop_is() -> None:
     state = RunState()
     start(state, "a", "Measure", 3)

@@ -20,7 +20,7 @@ def test_a_verb_needs_the_run_set_only(verb: str) -> None:
     assert request.standalone == ()
 
 
-@pytest.mark.parametrize("verb", ["test", "lock"])
+@pytest.mark.parametrize("verb", ["test", "lock", "lock-model"])
 def test_the_developers_verbs_need_the_dev_set(verb: str) -> None:
     assert look_at([verb, "x"]).requirements == "requirements-dev.txt"
 
@@ -33,6 +33,11 @@ def test_help_and_mistakes_need_no_venv(argv: list[str]) -> None:
 def test_a_local_preflight_needs_no_venv() -> None:
     request = look_at(["preflight", "--local", "--json", "x"])
     assert request.standalone == ("vllm_turing.preflight_cli", "--json", "x")
+
+
+@pytest.mark.parametrize("rest", [["--help"], ["--config", "c.json", "--json"]])
+def test_a_plan_needs_no_venv(rest: list[str]) -> None:
+    assert look_at(["plan", *rest]).standalone == ("vllm_turing.kv_plan", *rest)
 
 
 def test_only_the_lab_needs_root() -> None:
