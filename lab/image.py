@@ -69,7 +69,7 @@ Pin-Priority: 1001
 ADMIN = "admin"
 # These go into the digests: raise one when the steps of its layer change.
 BASE_RECIPE = 4
-BOX_RECIPE = 1
+BOX_RECIPE = 2
 
 
 def digest(*parts: object) -> str:
@@ -323,7 +323,7 @@ def build_box(
         # base-files must not put its own release files back when the box is upgraded
         "dpkg-divert --quiet --local --no-rename --divert /usr/lib/os-release.distrib"
         " --add /usr/lib/os-release\n"
-        f"useradd --create-home --shell /bin/bash --groups sudo {ADMIN}\n"
+        f"useradd --create-home --shell /bin/bash --groups adm,sudo {ADMIN}\n"
         "update-ca-certificates\n"
         f"dpkg --install {inside}\n"
         "systemctl enable ssh.service\n"
