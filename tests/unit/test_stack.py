@@ -113,11 +113,11 @@ def test_the_patches_fit_each_other_and_the_locked_versions(name: str) -> None:
 
 def test_an_optional_patch_takes_the_place_of_the_one_it_conflicts_with() -> None:
     plain = load(NAMES[0])
-    chosen = load(NAMES[0], optional_patches=["flashinfer-zero-size-placeholders"])
+    chosen = load(NAMES[0], optional_patches=["flashinfer-smem-budget"])
     names = [patch["name"] for patch in chosen.patches]
-    assert "flashinfer-smem-budget" in [patch["name"] for patch in plain.patches]
-    assert "flashinfer-smem-budget" not in names
-    assert names[-1] == "flashinfer-zero-size-placeholders"
+    assert "flashinfer-zero-size-placeholders" in [patch["name"] for patch in plain.patches]
+    assert "flashinfer-zero-size-placeholders" not in names
+    assert names[-1] == "flashinfer-smem-budget"
     assert chosen.fingerprint() != plain.fingerprint()
 
 
@@ -130,7 +130,7 @@ def test_an_unknown_stack_is_answered_with_the_known_ones() -> None:
 
 
 def test_an_unknown_optional_patch_is_answered_with_the_offered_ones() -> None:
-    with pytest.raises(stack.StackError, match=r"'speed'.*use any of: flashinfer-zero-size"):
+    with pytest.raises(stack.StackError, match=r"'speed'.*use any of: flashinfer-smem-budget"):
         load(NAMES[0], optional_patches=["speed"])
 
 

@@ -17,14 +17,9 @@ from vllm_turing.wheel_patch import PatchError, State, apply_all, revert_all, st
 HEADER = "flashinfer/data/include/flashinfer/attention/prefill.cuh"
 # sha256 that FlashInfer's release 0.6.12 records for its header
 RELEASED = "ed83f5964cf1d815f80393248360ae525bdf64fb53bc1bfaf58bf03d42b9b464"
-SETS = {
-    "budget": [n for n in packages.names("vllm-0.24.0-cu130") if not n.startswith("flashqla")],
-    "placeholders": [
-        n.replace("flashinfer-smem-budget", "flashinfer-zero-size-placeholders")
-        for n in packages.names("vllm-0.24.0-cu130")
-        if not n.startswith("flashqla")
-    ],
-}
+BUDGET, PLACEHOLDERS = "flashinfer-smem-budget", "flashinfer-zero-size-placeholders"
+VLLM = [name for name in packages.names("vllm-0.24.0-cu130") if name.startswith("vllm-")]
+SETS = {"budget": [BUDGET, *VLLM], "placeholders": [PLACEHOLDERS, *VLLM]}
 
 
 def digests(site: Path, patches: list[wheel_patch.Patch]) -> dict[str, str | None]:
