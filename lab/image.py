@@ -69,7 +69,7 @@ Pin-Priority: 1001
 ADMIN = "admin"
 # These go into the digests: raise one when the steps of its layer change.
 BASE_RECIPE = 4
-BOX_RECIPE = 2
+BOX_RECIPE = 3
 
 
 def digest(*parts: object) -> str:
@@ -324,6 +324,7 @@ def build_box(
         "dpkg-divert --quiet --local --no-rename --divert /usr/lib/os-release.distrib"
         " --add /usr/lib/os-release\n"
         f"useradd --create-home --shell /bin/bash --groups adm,sudo {ADMIN}\n"
+        "mkdir -p /var/log/journal\n"
         "update-ca-certificates\n"
         f"dpkg --install {inside}\n"
         "systemctl enable ssh.service\n"
