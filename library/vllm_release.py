@@ -13,19 +13,20 @@ description:
     other; they are separate so that a run shows where it is.
   - C(selected) points the link C(current) at a complete release, in one step that cannot be seen
     half done.
+  - C(cleaned) removes what builds left behind that broke off.
   - C(absent) removes all releases of the host with their links, records and caches.
 options:
   state:
     description: The piece to do.
     type: str
     required: true
-    choices: [prepared, installed, checked_out, patched, complete, selected, absent]
+    choices: [prepared, installed, checked_out, patched, complete, selected, cleaned, absent]
   prefix:
     description: Folder that holds C(releases/), C(current) and C(previous).
     type: path
     required: true
   fingerprint:
-    description: Name of the release. For every state but C(absent).
+    description: Name of the release. For every state but C(cleaned) and C(absent).
     type: str
     default: ""
   files:
@@ -108,7 +109,8 @@ recorded:
   elements: str
 removed:
   description: >-
-    For C(complete) the fingerprints of the releases that were removed, for C(absent) the paths.
+    For C(complete) and C(cleaned) the names of the releases that were removed, for C(absent) the
+    paths.
   returned: always
   type: list
   elements: str
@@ -144,6 +146,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
             "patched",
             "complete",
             "selected",
+            "cleaned",
             "absent",
         ],
     },
@@ -198,6 +201,16 @@ def remove(module: AnsibleModule) -> dict[str, Any]:
         "removed": [str(path) for path in found],
         "diff": {"before": lines, "after": ""},
     }
+
+
+def clean(module: AnsibleModule) -> dict[str, Any]:
+    """Remove what builds left behind that broke off."""
+    prefix = Path(module.params["prefix"])
+    found = releases.unfinished(prefix)
+    if not module.check_mode:
+        releases.remove_unfinished(prefix)
+    lines = "".join(f"{name}\n" for name in found)
+    return {"changed": bool(found), "removed": found, "diff": {"before": lines, "after": ""}}
 
 
 def prepare(module: AnsibleModule, builder: releases.Builder) -> dict[str, Any]:
@@ -265,6 +278,8 @@ def work(module: AnsibleModule, builder: releases.Builder) -> dict[str, Any]:
         return finish(module, builder)
     if state == "selected":
         return select(module, builder)
+    if state == "cleaned":
+        return clean(module)
     if state == "absent":
         return remove(module)
     if module.check_mode:
@@ -278,7 +293,7 @@ def work(module: AnsibleModule, builder: releases.Builder) -> dict[str, Any]:
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    if not module.params["fingerprint"] and module.params["state"] != "absent":
+    if not module.params["fingerprint"] and module.params["state"] not in ("cleaned", "absent"):
         # An empty name would be the folder that holds all releases.
         module.fail_json(msg="fingerprint is empty; it names the release to work on")
     # The service's user reads what root builds here.

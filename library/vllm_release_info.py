@@ -62,6 +62,11 @@ releases:
   returned: always
   type: list
   elements: str
+unfinished:
+  description: Folders that builds left behind that broke off.
+  returned: always
+  type: list
+  elements: str
 """
 
 import dataclasses
@@ -86,6 +91,7 @@ def main() -> None:
     try:
         state = releases.probe(wanted)
         mark = wanted.mark() if wanted.complete else {}
+        leftovers = releases.unfinished(prefix)
         names = [release.fingerprint for release in releases.releases(prefix)]
     except releases.ReleaseError as error:
         module.fail_json(msg=str(error))
@@ -94,6 +100,7 @@ def main() -> None:
         path=str(wanted.path),
         mark=mark,
         releases=names,
+        unfinished=leftovers,
         **dataclasses.asdict(state),
     )
 

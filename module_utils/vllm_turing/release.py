@@ -321,7 +321,9 @@ class Builder:
             raise ReleaseError(f"{source['url']!r} gave {head!r} where {commit!r} was asked for")
 
     def _run_git(self, folder: Path, argv: Sequence[str]) -> Result:
-        command = ["git", "-C", str(folder), "-c", "advice.detachedHead=false", *argv]
+        # A transfer that stands still for a minute ends with git's own words.
+        options = ["-c", "http.lowSpeedLimit=1", "-c", "http.lowSpeedTime=60"]
+        command = ["git", "-C", str(folder), "-c", "advice.detachedHead=false", *options, *argv]
         return self.runner(command, timeout=self.timeout, env={"GIT_TERMINAL_PROMPT": "0"})
 
     def _git(self, folder: Path, source: Mapping[str, str], argv: Sequence[str]) -> Result:
@@ -482,20 +484,28 @@ def releases(prefix: Path) -> list[Release]:
     return sorted(complete, key=lambda release: str(release.mark()["built_at"]), reverse=True)
 
 
-def remove_unfinished(prefix: Path) -> list[str]:
-    """Remove what builds left behind that broke off; returns the names of the folders."""
+def unfinished(prefix: Path) -> list[str]:
+    """Return the names of the folders that builds left behind that broke off."""
     folder = prefix / "releases"
     if not folder.is_dir():
         return []
-    removed = []
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith(_TRASH):
+    return sorted(
+        path.name
+        for path in folder.iterdir()
+        if path.is_dir() and (path.name.startswith(_TRASH) or not (path / MARK).is_file())
+    )
+
+
+def remove_unfinished(prefix: Path) -> list[str]:
+    """Remove what builds left behind that broke off; returns the names of the folders."""
+    found = unfinished(prefix)
+    for name in found:
+        path = prefix / "releases" / name
+        if name.startswith(_TRASH):
             shutil.rmtree(path)
-            removed.append(path.name)
-        elif path.is_dir() and not (path / MARK).is_file():
+        else:
             discard(path)
-            removed.append(path.name)
-    return removed
+    return found
 
 
 def prune(prefix: Path, keep: int, caches: Path | None = None, spare: str = "") -> list[str]:

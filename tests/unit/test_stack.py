@@ -113,11 +113,13 @@ def test_the_patches_fit_each_other_and_the_locked_versions(name: str) -> None:
 
 def test_an_optional_patch_takes_the_place_of_the_one_it_conflicts_with() -> None:
     plain = load(NAMES[0])
-    chosen = load(NAMES[0], optional_patches=["flashinfer-smem-budget"])
-    names = [patch["name"] for patch in chosen.patches]
-    assert "flashinfer-zero-size-placeholders" in [patch["name"] for patch in plain.patches]
-    assert "flashinfer-zero-size-placeholders" not in names
-    assert names[-1] == "flashinfer-smem-budget"
+    (optional,) = plain.data["optional_patches"]
+    chosen = load(NAMES[0], optional_patches=[optional])
+    before = {patch["name"]: patch for patch in plain.patches}
+    after = {patch["name"]: patch for patch in chosen.patches}
+    assert after.keys() - before.keys() == {optional}
+    assert before.keys() - after.keys() == set(after[optional]["conflicts"]) & before.keys()
+    assert len(after) == len(before)
     assert chosen.fingerprint() != plain.fingerprint()
 
 

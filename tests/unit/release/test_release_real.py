@@ -74,6 +74,7 @@ def test_a_build_that_broke_off_is_removed_and_the_selected_release_stays(
     broken.prepare(kit.files(kit.stack(), lock, kit.patch()), sys.executable)
     broken.install(require_hashes=True)  # and here the power goes
     assert release.probe(broken.release).needs == "build"
+    assert release.unfinished(good.prefix) == [broken.release.fingerprint]
     third = build("c" * 16)
     assert not broken.release.path.exists()
     assert third.complete and good.complete
