@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 
-from vllm_turing import model_fetch, model_lock, model_make_lock, model_manifest, model_state
+from vllm_turing import (
+    model_fetch,
+    model_listing,
+    model_lock,
+    model_make_lock,
+    model_manifest,
+    model_state,
+)
 from vllm_turing.model_fetch import Fetch
 from vllm_turing.model_lock import ModelError
 from vllm_turing.model_store import Config, Status, Store
@@ -417,3 +424,14 @@ def test_a_lock_that_cannot_be_made(
     assert model_make_lock.main(arguments) == 1
     assert "has no repository 'lab/other'" in capsys.readouterr().err
     assert not output.exists()
+
+
+def test_a_bare_token_name_is_a_credential_of_the_unit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hub-token").write_text("hf_x\n")
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    assert model_listing.read_token("hub-token") == "hf_x"
+    assert model_listing.read_token("") == ""
+    with pytest.raises(ModelError, match="token file '/nowhere/token' cannot be read"):
+        model_listing.read_token("/nowhere/token")
