@@ -58,7 +58,7 @@ def test_check_apply_again_revert(site: Path) -> None:
     checked = module(site, "--check", "--diff")
     assert checked["changed"] is True
     assert (site / "thing/one.py").read_bytes() == ONE
-    assert f"+++ {site}/thing/one.py" in checked["output"]
+    assert f"+++ after: {site}/thing/one.py" in checked["output"]
     assert "+one three" in checked["output"]
     assert set(checked["changed_paths"]) == {str(site / path) for path in A_FILES}
     assert checked["patches"][0]["state"] == "patched"
