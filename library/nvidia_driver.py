@@ -56,7 +56,7 @@ options:
     choices: [proprietary, open, auto]
     default: proprietary
   variant:
-    description: Compute part only or with display; C(auto) keeps what is installed.
+    description: Compute part only or with display; C(auto) keeps what is installed, else full.
     type: str
     choices: [auto, compute, full]
     default: auto

@@ -184,6 +184,7 @@ def _record(plan: Plan, wish: Wish, held: list[str]) -> dict[str, Any]:
         "source": plan.resolved.source,
         "difference": plan.resolved.difference,
         "flavour": "open" if plan.spelling.open else "proprietary",
+        "variant": "full" if plan.spelling.full else "compute",
         "held": held,
     }
 

@@ -45,6 +45,8 @@ SECURE_BOOT_WAYS = (
 )
 
 
+#: Packages that a driver with display has and a compute-only one lacks.
+_DISPLAY_STEMS = {"nvidia-driver", "xserver-xorg-video-nvidia", "libnvidia-gl"}
 #: Of a driver's transaction alone: other branches go with their configuration, and the wished
 #: version may be the older one.
 _DRIVER_OPTIONS = ("--purge", "--allow-downgrades")
@@ -243,7 +245,7 @@ def make_plan(wish: Wish, host: Host) -> Plan:
     branch, exact = _parse(wish.version)
     record = Record(wish.state_dir, host.root).read()
     drivers = nvidia_packages.driver_packages(host.packages)
-    spelling = _spelling(wish, branch, drivers)
+    spelling = _spelling(wish, branch, drivers, record)
     warnings = [OPEN_WARNING] if spelling.open else []
 
     entries = apt_sources.read_all(host.root)
@@ -302,16 +304,21 @@ def _parse(version: str) -> tuple[str, str]:
         raise Refusal(str(error)) from error
 
 
-def _spelling(wish: Wish, branch: str, drivers: Sequence[Package]) -> Spelling:
+def _spelling(
+    wish: Wish, branch: str, drivers: Sequence[Package], record: Mapping[str, Any]
+) -> Spelling:
     """Fix flavour and variant; ``auto`` keeps what the host has."""
     names = [(p.name, nvidia_packages.classify(p.name)) for p in drivers if p.installed]
     stems = {name.stem for _, name in names if name}
     is_open = any(name.open for _, name in names if name)
     flavour_open = wish.flavour == "open" or (wish.flavour == "auto" and is_open)
-    display = bool(stems & {"nvidia-driver", "xserver-xorg-video-nvidia", "libnvidia-gl"})
-    return Spelling(
-        branch, flavour_open, wish.variant == "full" or (wish.variant == "auto" and display)
-    )
+    # A compute-only host stays one; a host without a driver gets the usual metapackage. An
+    # installation that broke off is what it was meant to be.
+    compute_only = bool(stems) and not stems & _DISPLAY_STEMS
+    if record.get("complete") is False and record.get("variant"):
+        compute_only = record["variant"] == "compute"
+    full = wish.variant == "full" or (wish.variant == "auto" and not compute_only)
+    return Spelling(branch, flavour_open, full)
 
 
 def _refuse_run_installer(drivers: Sequence[Package], host: Host) -> None:

@@ -46,10 +46,23 @@ def test_a_fresh_box_gets_the_exact_version_from_the_first_source(box: Box) -> N
     assert (made.resolved.package_version, made.resolved.source) == (V159, "ubuntu")
     assert made.resolved.difference == ""
     assert {f"{name}={V159}" for name in COMPUTE} <= set(made.arguments)
-    assert set(made.after) == set(COMPUTE)
+    assert set(made.after) == {*COMPUTE, "nvidia-driver-580"}
     assert nvidia_driver.PREFERENCES in made.files
     # Nothing was changed: only questions were asked.
     assert not [w for w in box.ran if w[0] == "apt-get" and "-s" not in w and "update" not in w]
+
+
+def test_the_display_comes_along_only_where_it_is_wanted(box: Box) -> None:
+    healthy_kernel(box, None)
+    offered(box, (V159, UBUNTU), (V173, UBUNTU))
+    assert "nvidia-driver-580" not in plan(box, variant="compute").after
+    # A host that has the compute part alone stays so.
+    installed(box)
+    record(box)
+    upgraded = plan(box, version="580.173.02")
+    assert upgraded.action == "change"
+    assert "nvidia-driver-580" not in upgraded.after
+    assert "nvidia-driver-580" in plan(box, version="580.173.02", variant="full").after
 
 
 def test_a_host_as_wished_is_not_asked_of_apt(box: Box) -> None:
