@@ -19,6 +19,9 @@ from ..preflight_wish import Wish
 from .hardware import _HANG_FIX, SILENCE, kernel_log
 from .system import module_files
 
+#: Packages that stand for a whole installation: desktop, headless, or only libraries and module.
+_WHOLE = ("nvidia-driver-", "nvidia-headless-", "nvidia-dkms-", "libnvidia-compute-")
+
 _NOT_YET = "the driver is not installed yet; role nvidia_driver does"
 
 
@@ -126,7 +129,7 @@ def _who_changed(context: Context, version: str) -> str:
             command = line.partition(":")[2].strip()
             if "unattended-upgrade" in command:
                 return "unattended-upgrades"
-            return command[:80]
+            return command.split()[0].rsplit("/", 1)[-1] if command else ""
         if version in block and "unattended-upgrade" in block:
             return "unattended-upgrades"
     # The file's blocks need no blank lines between them.
@@ -167,11 +170,13 @@ def driver_branch(context: Context) -> Outcome:
             f"set nvidia_driver_version to a version of branch {match.group(1)}, or to one "
             "that NVIDIA's repository still has",
         )
-    branches = sorted({
-        branch_of(p.name)
-        for p in context.driver_packages
-        if p.name.startswith("nvidia-driver-") and p.installed and branch_of(p.name)
-    })  # fmt: skip
+    branches = sorted(
+        {
+            branch_of(p.name)
+            for p in context.driver_packages
+            if p.name.startswith(_WHOLE) and p.installed and branch_of(p.name)
+        }
+    )
     if not branches:
         return skipped("no driver package is installed")
     if branches == [wanted]:
@@ -430,7 +435,7 @@ def driver_persistence(context: Context) -> Outcome:
         return warned(
             f"persistence is off on GPU {listing(off)}: each call initialises the driver anew",
             "nvidia-smi -q",
-            "systemctl enable --now nvidia-persistenced",
+            "nvidia-smi -pm 1, and nvidia-persistenced without --no-persistence-mode",
             mended_by="nvidia_driver",
         )
     return passed("persistence is on")
