@@ -170,7 +170,7 @@ def grid() -> Table:
     """Return the columns that every line of the view shares."""
     table = Table.grid(padding=(0, 1))
     table.add_column(width=1)
-    table.add_column(width=24, overflow="ellipsis", no_wrap=True)
+    table.add_column(width=30, overflow="ellipsis", no_wrap=True)
     table.add_column(ratio=1, overflow="ellipsis", no_wrap=True)
     table.add_column(justify="right", width=10, no_wrap=True)
     table.expand = True

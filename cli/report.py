@@ -23,7 +23,8 @@ def closing_report(state: RunState, seconds: float, log: Path, interrupted: bool
     """Return what is shown when a run has ended; `log` is the file with Ansible's full text."""
     parts: list[RenderableType] = [host_panel(report) for report in state.reports]
     parts += [failure_panel(failure) for failure in state.failures]
-    hosts = len([name for name, host in state.hosts.items() if host.steps])
+    worked = {name for name, host in state.hosts.items() if host.steps}
+    hosts = len(worked - {"localhost"} or worked)  # the controller's own checks are not a host
     steps = sum(host.steps for host in state.hosts.values())
     changed = sum(len(host.changed) for host in state.hosts.values())
     summary = Text()

@@ -26,7 +26,8 @@ def report(**more: Any) -> dict[str, Any]:
 
 def test_everything_is_shown() -> None:
     state = RunState()
-    state.hosts["gpu-box"] = HostState(steps=30, changed=["a", "b"])
+    state.hosts["localhost"] = HostState(steps=1)
+    state.hosts["gpu-box"] = HostState(steps=29, changed=["a", "b"])
     state.reports.append(
         report(
             changed=["driver 580.159.03 installed"],
