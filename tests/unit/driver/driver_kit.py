@@ -189,6 +189,7 @@ def offered(box: Box, *versions: tuple[str, str], kernel: str = KERNEL) -> None:
         "nvidia-driver-580",
         f"nvidia-dkms-{'580'}-open",
         "nvidia-kernel-source-580-open",
+        "nvidia-driver-580-open",
     ]
     for name in names:
         box.offers[name] = list(versions)
