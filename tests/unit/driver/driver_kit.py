@@ -187,7 +187,7 @@ def offered(box: Box, *versions: tuple[str, str], kernel: str = KERNEL) -> None:
     names = [
         *COMPUTE,
         "nvidia-driver-580",
-        f"nvidia-dkms-{'580'}-open",
+        "nvidia-dkms-580-open",
         "nvidia-kernel-source-580-open",
         "nvidia-driver-580-open",
     ]
