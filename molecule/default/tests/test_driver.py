@@ -14,7 +14,9 @@ def test_every_driver_package_has_the_exact_version(host: Host) -> None:
     listed = host.check_output(
         "dpkg-query -W -f '${db:Status-Abbrev} ${Package} ${Version}\\n' '*nvidia*'"
     )
-    installed = dict(line.split()[1:] for line in listed.splitlines() if line.startswith("ii "))
+    installed = dict(
+        line.split()[1:] for line in listed.splitlines() if line.startswith(("ii ", "hi "))
+    )
     driver = {name: version for name, version in installed.items() if re.search(r"-580(-|$)", name)}
     assert "nvidia-driver-580" in driver
     assert "libnvidia-compute-580" in driver

@@ -109,5 +109,5 @@ def test_the_key_is_private_and_nowhere_else(host: Host, process: dict[str, list
 def test_the_flags_arrived(host: Host) -> None:
     log = host.check_output(f"journalctl --no-pager -u {UNIT}")
     assert "'served_model_name': ['qwen-local']" in log
-    assert "'enable_prefix_caching': True" in log
+    assert "'max_model_len': 8192" in log
     assert "'reasoning_parser': 'qwen3'" in log
