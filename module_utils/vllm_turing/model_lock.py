@@ -165,14 +165,18 @@ def path_problem(path: str) -> str:
     return ""
 
 
-def write_atomically(file: Path, text: str, mode: int = 0o644) -> None:
-    """Replace a file's content so that a reader sees either the old or the new text."""
+def write_atomically(file: Path, text: str, mode: int = 0o644, *, sync: bool = True) -> None:
+    """Replace a file's content so that a reader sees either the old or the new text.
+
+    :param sync: have it survive a power cut too; without, only the death of this process
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
     draft = file.with_name(f".{file.name}.part")
     with draft.open("w", encoding="utf-8") as stream:
         stream.write(text)
         stream.flush()
-        os.fsync(stream.fileno())
+        if sync:
+            os.fsync(stream.fileno())
     draft.chmod(mode)
     draft.replace(file)
 

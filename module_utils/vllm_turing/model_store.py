@@ -320,7 +320,7 @@ class Store:
         """Write the status file."""
         now = {"config": self.config.digest, "pid": os.getpid(), "updated": time.time()}
         text = json.dumps({**asdict(status), **now})
-        model_lock.write_atomically(self.status_file, text + "\n")
+        model_lock.write_atomically(self.status_file, text + "\n", sync=False)
 
     def read_status(self) -> Status | None:
         """Return what the running or last fetch said, if anything."""
