@@ -7,13 +7,22 @@ they are replaced, and each step looks at what is there and not at what came bef
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from . import apt_key, apt_source, apt_sources, deb_version, nvidia_kernel, nvidia_packages
+from . import (
+    apt_key,
+    apt_source,
+    apt_sources,
+    deb_packages,
+    deb_version,
+    nvidia_kernel,
+    nvidia_packages,
+)
 from .apt_client import Apt, AptError
 from .nvidia_driver import (
     PREFERENCES,
@@ -348,10 +357,10 @@ def restore(wish: Wish, host: Host, reason: str = "") -> None:
     :raises ApplyError: one sentence
     """
     apt = Apt(host.runner, lock_timeout=wish.lock_timeout)
+    held = [p.name for p in nvidia_packages.driver_packages(host.packages) if p.held]
     try:
         data, debs, going = way_back(wish, host)
         failed = Record(wish.state_dir, host.root).read()
-        held = [p.name for p in nvidia_packages.driver_packages(host.packages) if p.held]
         apt.unhold(held)
         preferences = data.get("preferences") or ""
         if preferences:
@@ -359,15 +368,11 @@ def restore(wish: Wish, host: Host, reason: str = "") -> None:
         else:
             (host.root / PREFERENCES.lstrip("/")).unlink(missing_ok=True)
         if not is_back(data, host):
-            apt.install(
-                [
-                    "--purge",
-                    "--allow-downgrades",
-                    "--no-download",
-                    *(f"{name}-" for name in going),
-                    *debs,
-                ]
-            )
+            # No archive is known to apt here, so that nothing can come from one. (--no-download
+            # would refuse the local files too.)
+            alone = apt.view(["Dir::Etc::sourcelist=/dev/null", "Dir::Etc::sourceparts=/dev/null"])
+            leaving = [f"{name}-" for name in going]
+            alone.install(["--purge", "--allow-downgrades", *leaving, *debs])
         now = read_host(wish, host.runner, host.root, apt=apt)
         if not is_back(data, now):
             raise AptError(f"driver {data['package_version']} did not come back whole")
@@ -384,6 +389,9 @@ def restore(wish: Wish, host: Host, reason: str = "") -> None:
             if nvidia_kernel.initramfs(kernel, now.runner, now.root).stale:
                 now.runner(["update-initramfs", "-u", "-k", kernel], timeout=900)
     except (AptError, Refusal, OSError) as error:
+        with contextlib.suppress(AptError):
+            left = deb_packages.by_name(deb_packages.installed_packages(host.runner))
+            apt.hold(name for name in held if name in left)
         raise ApplyError(f"the previous driver is not back: {error}") from error
 
 

@@ -92,7 +92,9 @@ def test_the_previous_driver_comes_back_without_network_and_stays(live: Box) -> 
     nvidia_apply.restore(wanted, host(live, wanted), "nvidia-smi sees no card")
     assert {live.packages[name] for name in COMPUTE} == {(V159, "hi")}
     (transaction,) = live.commands("apt-get")
-    assert "--no-download" in transaction
+    # apt knows no archive in this call, so that nothing can be fetched from one.
+    assert "Dir::Etc::sourceparts=/dev/null" in transaction
+    assert "Dir::Etc::sourcelist=/dev/null" in transaction
     assert not [word for word in transaction if word.endswith(f"={V159}")]
     record = nvidia_driver.Record("/var/lib/vllm-turing", live.root).read()
     assert record["failed"] == {"version": "580.173.02", "reason": "nvidia-smi sees no card"}
@@ -108,6 +110,15 @@ def test_a_way_back_that_lacks_a_package_is_refused_by_name(live: Box) -> None:
     with pytest.raises(ApplyError, match=f"nvidia-utils-580 {V159} has gone"):
         nvidia_apply.restore(wanted, host(live, wanted))
     assert live.packages["nvidia-utils-580"] == (V173, "hi")
+
+
+def test_a_way_back_that_fails_leaves_the_holds_on(live: Box) -> None:
+    upgraded(live)
+    live.simulations[f"nvidia-utils-580_{V159}"] = Result((), 100, "", "E: broken\n")
+    wanted = wish()
+    with pytest.raises(ApplyError, match=r"the previous driver is not back: .*E: broken"):
+        nvidia_apply.restore(wanted, host(live, wanted))
+    assert {live.packages[name] for name in COMPUTE} == {(V173, "hi")}
 
 
 def test_a_failed_transaction_is_one_sentence_and_leaves_a_way_back(live: Box) -> None:
