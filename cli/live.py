@@ -29,8 +29,17 @@ from cli.report import closing_report
 KEPT_LOGS = 20
 
 
-def run(root: Path, playbook: str, arguments: Sequence[str], console: Console | None = None) -> int:
-    """Run one playbook with the live view; return Ansible's exit status (130 when interrupted)."""
+def run(
+    root: Path,
+    playbook: str,
+    arguments: Sequence[str],
+    console: Console | None = None,
+    next_steps: Sequence[str] = (),
+) -> int:
+    """Run one playbook with the live view; return Ansible's exit status (130 when interrupted).
+
+    `next_steps` are commands for the closing report of a run that went well.
+    """
     console = console or Console()
     passwords = {prompt: getpass.getpass(f"{prompt}: ") for prompt in ansible.prompts(arguments)}
     state, started = RunState(), time.monotonic()
@@ -68,9 +77,8 @@ def run(root: Path, playbook: str, arguments: Sequence[str], console: Console | 
         )
         _, status = job.run()
         state.close(time.monotonic())
-    console.print(
-        closing_report(state, time.monotonic() - started, log.relative_to(root), bool(interrupted))
-    )
+    seconds, shown_log = time.monotonic() - started, log.relative_to(root)
+    console.print(closing_report(state, seconds, shown_log, bool(interrupted), next_steps))
     return 130 if interrupted else int(status)
 
 

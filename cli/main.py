@@ -116,7 +116,17 @@ def lab(argv: Sequence[str]) -> int:
     status = lab_program("up", ["--name", known.name])
     if status:
         return status
-    return run_ansible("site.yml", ["-i", LAB_INVENTORY, *rest], plain=known.plain)
+    name = "" if known.name == "lab" else f" --name {known.name}"
+    return run_ansible(
+        "site.yml",
+        ["-i", LAB_INVENTORY, *rest],
+        plain=known.plain,
+        next_steps=[
+            f"sudo ./provision lab shell{name}    look around on the host",
+            f"sudo ./provision lab{name}          a second run: changed=0",
+            f"sudo ./provision lab down{name}     remove it",
+        ],
+    )
 
 
 def lab_program(action: str, arguments: Sequence[str]) -> int:
@@ -156,7 +166,9 @@ def test(argv: Sequence[str]) -> int:
     return testing.run(ROOT, stages)
 
 
-def run_ansible(playbook_path: str, arguments: Sequence[str], *, plain: bool) -> int:
+def run_ansible(
+    playbook_path: str, arguments: Sequence[str], *, plain: bool, next_steps: Sequence[str] = ()
+) -> int:
     """Run a playbook with the live view, or replace this process by ansible-playbook."""
     from cli import ansible
 
@@ -164,7 +176,7 @@ def run_ansible(playbook_path: str, arguments: Sequence[str], *, plain: bool) ->
         ansible.replace_process(ROOT, playbook_path, arguments)
     from cli import live
 
-    return live.run(ROOT, playbook_path, arguments)
+    return live.run(ROOT, playbook_path, arguments, next_steps=next_steps)
 
 
 def caller_folder() -> Path:

@@ -13,15 +13,30 @@ from rich.text import Text
 
 from cli.progress import Failure, RunState, duration
 
-LONGEST_LIST = 12
+LONGEST_LIST = 30
 LONGEST_TEXT = 1200
 LONGEST_MESSAGE = 8000
 """Long enough for a whole table of findings."""
 
 
-def closing_report(state: RunState, seconds: float, log: Path, interrupted: bool) -> RenderableType:
-    """Return what is shown when a run has ended; `log` is the file with Ansible's full text."""
-    parts: list[RenderableType] = [host_panel(report) for report in state.reports]
+def closing_report(
+    state: RunState,
+    seconds: float,
+    log: Path,
+    interrupted: bool,
+    next_steps: Sequence[str] = (),
+) -> RenderableType:
+    """Return what is shown when a run has ended.
+
+    `log` is the file with Ansible's full text; `next_steps` are commands that make sense after a
+    run that went well.
+    """
+    parts: list[RenderableType] = [
+        host_panel(
+            {"changed": changed_tasks(state, report), "next_steps": list(next_steps), **report}
+        )
+        for report in state.reports
+    ]
     parts += [failure_panel(failure) for failure in state.failures]
     worked = {name for name, host in state.hosts.items() if host.steps}
     hosts = len(worked - {"localhost"} or worked)  # the controller's own checks are not a host
@@ -39,6 +54,12 @@ def closing_report(state: RunState, seconds: float, log: Path, interrupted: bool
         f"{duration(seconds)}; Ansible's own output: {log}"
     )
     return Group(*parts, summary)
+
+
+def changed_tasks(state: RunState, report: Mapping[str, Any]) -> list[str]:
+    """Return the tasks that changed the host of a report, each once, in their order."""
+    host = state.hosts.get(str(report.get("host")))
+    return list(dict.fromkeys(host.changed)) if host else []
 
 
 def plural(count: int, word: str) -> str:

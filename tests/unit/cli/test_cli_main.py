@@ -20,7 +20,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str], bool]]:
     """Collect what would be run instead of running it."""
     seen: list[tuple[str, list[str], bool]] = []
 
-    def take(playbook: str, arguments: list[str], *, plain: bool) -> int:
+    def take(playbook: str, arguments: list[str], *, plain: bool, **more: Any) -> int:
         seen.append((playbook, list(arguments), plain))
         return 7
 

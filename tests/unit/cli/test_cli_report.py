@@ -47,6 +47,18 @@ def test_everything_is_shown() -> None:
         assert words in text, words
 
 
+def test_without_a_list_of_its_own_the_changed_tasks_are_shown() -> None:
+    state = RunState()
+    state.hosts["gpu-box"] = HostState(steps=3, changed=["Install the driver", "Start", "Start"])
+    state.reports.append({"host": "gpu-box"})
+    console = Console(file=io.StringIO(), width=100, color_system=None)
+    console.print(closing_report(state, 1.0, Path("x.log"), False, ["look around"]))
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    text = file.getvalue()
+    assert text.count("Start") == 1 and "Install the driver" in text and "look around" in text
+
+
 def test_nothing_changed_is_said() -> None:
     state = RunState()
     state.reports.append(report())
