@@ -27,6 +27,7 @@ from cli.progress import Event, RunState, Section, duration
 from cli.report import closing_report
 
 KEPT_LOGS = 20
+STALE_SECONDS = 24 * 3600
 
 
 def run(
@@ -110,6 +111,9 @@ def private_folder(root: Path) -> Iterator[Path]:
     """Give ansible-runner a folder of its own and remove it afterwards, whatever happens."""
     cache = root / ".cache"
     cache.mkdir(exist_ok=True)
+    for left in cache.glob("run-*"):  # of a run that was killed
+        if time.time() - left.stat().st_mtime > STALE_SECONDS:
+            shutil.rmtree(left, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix="run-", dir=cache))
     try:
         yield folder
@@ -119,11 +123,11 @@ def private_folder(root: Path) -> Iterator[Path]:
 
 @contextmanager
 def interruptible() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM in a list instead of dying, so that Ansible is stopped first."""
+    """Collect signals that would end us in a list, so that Ansible is stopped first."""
     seen: list[int] = []
     kept = {
         number: signal.signal(number, lambda got, _frame: seen.append(got))
-        for number in (signal.SIGINT, signal.SIGTERM)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     }
     try:
         yield seen

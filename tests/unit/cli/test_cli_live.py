@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
+import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -101,6 +104,25 @@ def test_secrets_are_not_written_anywhere(project: Path) -> None:
     for path in folder.rglob("*"):
         assert not path.is_file() or "s3cret" not in path.read_text(errors="replace")
     assert not any("s3cret" in word for word in config.command)
+
+
+def test_what_a_killed_run_left_goes_after_a_day(tmp_path: Path) -> None:
+    for name, age in (("run-old", live.STALE_SECONDS + 60), ("run-new", 60)):
+        folder = tmp_path / ".cache" / name
+        folder.mkdir(parents=True)
+        os.utime(folder, (time.time() - age, time.time() - age))
+    with live.private_folder(tmp_path) as own:
+        assert own.is_dir()
+        assert not (tmp_path / ".cache/run-old").exists()
+    assert [path.name for path in (tmp_path / ".cache").iterdir()] == ["run-new"]
+
+
+def test_a_signal_is_collected_and_the_handlers_come_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with live.interruptible() as seen:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert seen == [signal.SIGTERM]
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_old_logs_go(tmp_path: Path) -> None:
