@@ -265,6 +265,8 @@ def _restore(module: AnsibleModule, wish: driver.Wish, host: driver.Host) -> Non
     """Bring the previous driver back."""
     data, _debs, _going = nvidia_apply.way_back(wish, host)
     wanted = dict(data["packages"])
+    gone = set(driver.installed_drivers(host.packages)) - set(wanted)
+    held = (set(driver.held(host)) | set(data.get("held", []))) - gone
     changed = not nvidia_apply.is_back(data, host)
     before = driver.as_text(driver.installed_drivers(host.packages), driver.held(host))
     if changed and not module.check_mode:
@@ -280,7 +282,7 @@ def _restore(module: AnsibleModule, wish: driver.Wish, host: driver.Host) -> Non
         if changed
         else [],
         packages=wanted,
-        diff={"before": before, "after": driver.as_text(wanted, data.get("held", []))},
+        diff={"before": before, "after": driver.as_text(wanted, held)},
     )
 
 

@@ -369,7 +369,7 @@ class Apt:
             env=ENVIRONMENT,
         )
         if not result.ok:
-            raise AptError(f"dpkg cannot finish what was left half done: {_dpkg_reason(result)}")
+            raise AptError(f"dpkg cannot finish what was left half done: {explain(result)}")
 
     def hold(self, names: Iterable[str]) -> None:
         """Put packages on hold."""
@@ -417,15 +417,6 @@ _TRANSACTION = (
     "-o", "APT::Get::Always-Include-Phased-Updates=true",
 )  # fmt: skip
 _DPKG = ("-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold")
-
-
-def _dpkg_reason(result: Result) -> str:
-    """Pick the packages and the reason out of dpkg's output."""
-    text = result.stdout + "\n" + result.stderr
-    names = re.findall(r"error processing package (\S+)", text)
-    log = re.search(r"(/var/lib/dkms/\S+/make\.log)", text)
-    reason = f"{', '.join(dict.fromkeys(names))} failed" if names else explain(result)
-    return f"{reason}; see {log.group(1)}" if log else reason
 
 
 @contextmanager

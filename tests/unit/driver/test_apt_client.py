@@ -78,6 +78,13 @@ def test_a_simulated_transaction_is_read() -> None:
             "nvidia-driver-580 depends libnvidia-gl-580",
         ),
         ("E: Unable to correct problems, you have held broken packages.", "packages on hold"),
+        (
+            "Consult /var/lib/dkms/nvidia/580.173.02/build/make.log for more information.\n"
+            "dpkg: error processing package nvidia-dkms-580 (--configure):\n"
+            "E: Sub-process /usr/bin/dpkg returned an error code (1)",
+            "nvidia-dkms-580 cannot be configured: the module was not built, see "
+            "/var/lib/dkms/nvidia/580.173.02/build/make.log",
+        ),
         ("E: Version '1' for 'nvidia-utils-580' was not found", "no source has nvidia-utils-580=1"),
         ("E: Unable to locate package cuda-nvcc-12-9", "no source has cuda-nvcc-12-9"),
     ],
