@@ -190,6 +190,12 @@ def explain(result: Result) -> str:
         return f"no source has {names}"
     if "held broken packages" in text:
         return "packages on hold or of another origin are in the way (apt: held broken packages)"
+    failed = re.findall(r"error processing package (\S+)", text)
+    if failed:
+        log = re.search(r"(/var/lib/dkms/\S+/make\.log)", text)
+        return f"{', '.join(dict.fromkeys(failed))} cannot be configured" + (
+            f": the module was not built, see {log.group(1)}" if log else ""
+        )
     errors = [
         line.strip() for line in text.splitlines() if re.match(r"\s*(E|Err|dpkg: error)[:\s]", line)
     ]
