@@ -29,7 +29,11 @@ NEEDED = {
     "ip": "iproute2",
     "git": "git",
 }
-NEEDED_FILES = {"/usr/include/stdio.h": "libc6-dev"}
+NEEDED_FILES = {
+    "/usr/include/stdio.h": "libc6-dev",
+    # Podman 4 will not start without it, whatever network it is told to use.
+    "/usr/lib/podman/netavark": "netavark",
+}
 SYSTEM_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 BUNDLE_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT")
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "no_proxy", "ftp_proxy", "all_proxy")
