@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -86,12 +87,17 @@ def playbook(verb: str, argv: Sequence[str]) -> int:
         return fail("'--local' needs no .venv: start it as ./provision preflight --local.")
     arguments = resolve_paths(rest, caller_folder())
     if verb == "render":
-        arguments += ["-e", f"vllm_host_render_root={caller_folder() / known.dest}"]
+        arguments += extra("vllm_host_render_root", str(caller_folder() / known.dest))
     if verb == "preflight" and known.json:
-        arguments += ["-e", f"preflight_json={caller_folder() / known.json}"]
+        arguments += extra("preflight_json", str(caller_folder() / known.json))
     if verb == "preflight" and known.strict:
-        arguments += ["-e", '{"preflight_strict": true}']
+        arguments += extra("preflight_strict", True)
     return run_ansible(PLAYBOOKS[verb], arguments, plain=known.plain)
+
+
+def extra(name: str, value: str | bool) -> list[str]:
+    """Return a variable for Ansible's command line, as JSON: `name=value` is split at blanks."""
+    return ["-e", json.dumps({name: value})]
 
 
 def lab(argv: Sequence[str]) -> int:

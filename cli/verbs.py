@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 VERBS: dict[str, str] = {
-    "lab": "a simulated host: up (default), down [--all], shell, status, reset, fault, mirrors",
+    "lab": "a simulated host: up (default), down [--all], shell, status, reset, reboot, fault, …",
     "site": "provision the hosts of an inventory (default: this box)",
     "preflight": "check hosts and change nothing; --local checks this box without Ansible",
     "upgrade": "move hosts to another driver, CUDA or stack version, one step at a time",
@@ -51,6 +51,8 @@ class Request:
     requirements: str
     standalone: tuple[str, ...] = ()
     """Module and arguments for the system's own Python when no .venv is needed."""
+    wants_lab: bool = False
+    """Whether the simulated host will be started: that needs root."""
 
 
 def look_at(argv: Sequence[str]) -> Request:
@@ -63,17 +65,36 @@ def look_at(argv: Sequence[str]) -> Request:
     if verb == "preflight" and "--local" in argv:
         rest = tuple(word for word in argv[1:] if word != "--local")
         return Request(verb, RUN_REQUIREMENTS, ("vllm_turing.preflight_cli", *rest))
-    return Request(verb, DEV_REQUIREMENTS if verb in DEV_VERBS else RUN_REQUIREMENTS)
+    return Request(
+        verb,
+        DEV_REQUIREMENTS if verb in DEV_VERBS else RUN_REQUIREMENTS,
+        wants_lab=verb == "lab" or (verb == "test" and _wants_lab(argv[1:])),
+    )
 
 
 def root_problem(request: Request, euid: int) -> str | None:
     """Return the sentence for a verb that cannot work as this user, else None."""
-    if request.verb == "lab" and euid != 0:
+    if not request.wants_lab or euid == 0:
+        return None
+    if request.verb == "lab":
         return (
             "'lab' boots a simulated host and needs root: run sudo ./provision lab "
             "(./provision site works without root)."
         )
-    return None
+    return (
+        "the stage 'molecule' boots a simulated host and needs root: run sudo ./provision test, "
+        "or leave it out with --only lint,unit."
+    )
+
+
+def _wants_lab(arguments: Sequence[str]) -> bool:
+    """Tell whether the test command's arguments let the stage `molecule` run."""
+    for place, word in enumerate(arguments):
+        if word.startswith("--only="):
+            return "molecule" in word
+        if word == "--only" and place + 1 < len(arguments):
+            return "molecule" in arguments[place + 1]
+    return True
 
 
 def unknown(kind: str, word: str, known: Sequence[str]) -> str:

@@ -32,6 +32,7 @@ from .nvidia_driver import (
     Refusal,
     Wish,
     installed_version,
+    kept_kernels,
     persistence_needs,
     read_host,
     store,
@@ -213,7 +214,7 @@ def _after(plan: Plan, wish: Wish, host: Host, apt: Apt, record: Record) -> list
             f"after the transaction the driver is not {plan.resolved.package_version}: "
             f"{', '.join(sorted(found)) or 'its packages are missing'}"
         )
-    wanted = wanted_holds(now.packages, now.kernel) if wish.hold else []
+    wanted = wanted_holds(now.packages, kept_kernels(now)) if wish.hold else []
     held = {p.name for p in now.packages if p.held}
     apt.hold(set(wanted) - held)
     if not wish.hold:
@@ -377,7 +378,11 @@ def restore(wish: Wish, host: Host, reason: str = "") -> None:
         if not is_back(data, now):
             raise AptError(f"driver {data['package_version']} did not come back whole")
         record = dict(data.get("record") or {})
-        wanted = wanted_holds(now.packages, now.kernel) if wish.hold else list(data.get("held", []))
+        wanted = (
+            wanted_holds(now.packages, kept_kernels(now))
+            if wish.hold
+            else list(data.get("held", []))
+        )
         apt.hold(wanted)
         record.update(held=wanted, complete=True)
         record.setdefault("requested", deb_version.upstream(str(data["package_version"])))

@@ -807,24 +807,42 @@ def _plan_files(plan: Plan, wish: Wish, host: Host) -> None:
         plan.steps.append(f"install the signing key {plan.key.key_path}")
 
 
-def wanted_holds(packages: Iterable[Package], kernel: str) -> list[str]:
-    """Return the packages to hold: every driver package and the kernel, by name."""
+def wanted_holds(packages: Iterable[Package], kernels: Iterable[str]) -> list[str]:
+    """Return the packages to hold, by name: every driver package and the kernels' own.
+
+    :param kernels: see :func:`kept_kernels`
+    """
     listed = list(packages)
     drivers = [
         p.name
         for p in nvidia_packages.driver_packages(listed)
         if not p.leftover and p.state[1:2] != "n"
     ]
-    return sorted({*drivers, *nvidia_packages.kernel_packages(listed, kernel)})
+    return sorted({*drivers, *kernel_holds(listed, kernels)})
+
+
+def kernel_holds(packages: Iterable[Package], kernels: Iterable[str]) -> set[str]:
+    """Return the packages of the given kernels, by name."""
+    listed = list(packages)
+    return {name for k in kernels for name in nvidia_packages.kernel_packages(listed, k)}
+
+
+def kept_kernels(host: Host) -> list[str]:
+    """Return the kernels that must stay: the running one and those that may boot next.
+
+    Both, so that a run after the reboot into the newer one finds it held already.
+    """
+    return list(dict.fromkeys([host.kernel, *_boot_kernels(host)]))
 
 
 def _plan_rest(plan: Plan, wish: Wish, record: Mapping[str, Any], host: Host) -> None:
     """Plan holds, initramfs, persistenced and the record."""
     transaction = bool(plan.arguments or plan.debs)
-    wanted = wanted_holds(host.packages, host.kernel) if wish.hold else []
+    kept = kept_kernels(host)
+    wanted = wanted_holds(host.packages, kept) if wish.hold else []
     if transaction:
         # The list is made from what is installed afterwards; this is its forecast.
-        kernels = nvidia_packages.kernel_packages(host.packages, host.kernel)
+        kernels = kernel_holds(host.packages, kept)
         plan.hold = sorted({*plan.after, *kernels}) if wish.hold else []
     else:
         plan.hold = wanted

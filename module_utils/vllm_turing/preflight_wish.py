@@ -31,6 +31,7 @@ DEFAULTS: dict[str, Any] = {
     "vllm_host_mirror_git": "https://github.com",
     "nvidia_driver_version": "580.159.03",
     "nvidia_driver_flavour": "proprietary",
+    "nvidia_driver_modules": "auto",
     "cuda_toolkit_version": "12.9",
     "cuda_toolkit_home": "/usr/local/cuda-12.9",
     "vllm_runtime_stack": "vllm-0.24.0-cu129",

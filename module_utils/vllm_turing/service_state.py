@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -273,8 +275,13 @@ def check_flags(wanted: Wanted, observed: Observed, runner: Runner = run) -> lis
     command = [f"{folder}/venv/bin/python", "-c", program]
     if os.geteuid() == 0:
         command = ["runuser", "-u", wanted.user, "--", *command]
-    environment = {**wanted.environment, "PYTHONDONTWRITEBYTECODE": "1"}
-    result = runner(command, timeout=300, env=environment, input=text, cwd="/")
+    # A home for the moment: runuser keeps root's, where libraries that make a cache folder at
+    # import are refused.
+    with tempfile.TemporaryDirectory(prefix="vllm-turing-flags-") as home:
+        if os.geteuid() == 0:
+            shutil.chown(home, wanted.user)
+        environment = {**wanted.environment, "HOME": home, "PYTHONDONTWRITEBYTECODE": "1"}
+        result = runner(command, timeout=300, env=environment, input=text, cwd="/")
     lines = result.stdout.strip().splitlines()
     try:
         answer = json.loads(lines[-1]) if result.ok and lines else None

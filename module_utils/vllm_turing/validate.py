@@ -337,7 +337,7 @@ def _rule_positive(values: Mapping[str, Any]) -> list[Problem]:
 def _rule_version(values: Mapping[str, Any]) -> list[Problem]:
     problems = []
     for name, pattern, example in (
-        ("nvidia_driver_version", r"\d{3}(\.\d+){1,2}", "580.159.03"),
+        ("nvidia_driver_version", r"\d{3}(\.\d+){0,2}", "580.159.03"),
         ("cuda_toolkit_version", r"\d+\.\d+", "12.9"),
     ):
         value = values.get(name)

@@ -40,7 +40,7 @@ def sources(context: Context) -> dict[str, str]:
     indexes = {str(i.get("name")) for i in wish.stack.get("indexes", []) if isinstance(i, Mapping)}
     pytorch = not wish.cpu and ("pytorch" in indexes or not wish.stack)
     found = {
-        "network_python": f"{python_index(context).rstrip('/')}/uv/",
+        "network_python": _join(python_index(context), "uv/"),
         "network_pytorch": _join(wish.text("vllm_host_mirror_pytorch"), f"{tag or 'cu129'}/torch/")
         if pytorch
         else "",
@@ -87,7 +87,10 @@ def shard_url(context: Context, path: str) -> str:
 
 
 def python_index(context: Context) -> str:
-    """Return the package index that uv will use: the variable's, or the box's own."""
+    """Return the package index that uv will use: the variable's, or the box's own.
+
+    Empty when the box configures none: then uv's own default is used, which only uv knows.
+    """
     own = context.wish.text("vllm_host_mirror_python")
     if own:
         return own
@@ -104,7 +107,7 @@ def python_index(context: Context) -> str:
         )
         if match:
             return match.group(1)
-    return "https://pypi.org/simple"
+    return ""
 
 
 def environment(context: Context) -> dict[str, str]:
@@ -195,6 +198,8 @@ def _needed(context: Context, name: str) -> bool:
 def _source(context: Context, name: str, what: str, variable: str) -> Outcome:
     """Judge one source by its answer."""
     url = sources(context)[name]
+    if not url and name == "network_python":
+        return skipped("this box configures no package index; uv's own default is not asked")
     if not url:
         return skipped(f"this stack fetches nothing from {what}")
     if url.startswith("file:"):

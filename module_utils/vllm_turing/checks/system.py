@@ -260,6 +260,8 @@ def secure_boot(context: Context) -> Outcome:
         f"either mokutil --import {key} (a one-time password, confirmed at the console at the "
         "next boot), or Ubuntu's signed modules (linux-modules-nvidia-...-generic), or turn "
         "Secure Boot off in the firmware",
+        # Left to itself the role takes Ubuntu's signed modules here; DKMS needs a person.
+        "" if context.wish.text("nvidia_driver_modules") == "dkms" else "nvidia_driver",
     )
 
 

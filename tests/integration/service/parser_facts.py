@@ -29,6 +29,6 @@ with contextlib.redirect_stdout(sys.stderr):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "vllm.yaml"
             path.write_text(text)
-            facts["read"][name] = parser.load_config_file(str(path))  # type: ignore[index]
-        facts["problems"][name] = service_args_check._check(text)["problems"]  # type: ignore[index]
+            facts["read"][name] = parser.load_config_file(str(path))  # type: ignore[index]  # both values are mappings
+        facts["problems"][name] = service_args_check._check(text)["problems"]  # type: ignore[index]  # see above
 print(json.dumps(facts))

@@ -23,7 +23,7 @@ PLAYBOOK = """\
     - name: Read the setting of host keys
       ansible.builtin.command: printenv ANSIBLE_HOST_KEY_CHECKING
       register: setting
-      changed_when: false
+      changed_when: false  # it only reads
     - name: Write a file
       ansible.builtin.copy: {content: "x\\n", dest: "{{ playbook_dir }}/out.txt", mode: "0644"}
     - name: Stop

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -60,7 +61,7 @@ def test_render_needs_a_folder_and_passes_it_absolute(
 ) -> None:
     monkeypatch.setenv("PROVISION_CWD", str(tmp_path))
     main.main(["render", "-i", "inventories/reference", "--dest", "out"])
-    assert ran[0][1][-2:] == ["-e", f"vllm_host_render_root={tmp_path / 'out'}"]
+    assert ran[0][1][-2:] == ["-e", json.dumps({"vllm_host_render_root": str(tmp_path / "out")})]
     with pytest.raises(SystemExit) as caught:
         main.main(["render"])
     assert caught.value.code == 2
@@ -72,7 +73,7 @@ def test_preflights_own_options_become_variables(
     monkeypatch.setenv("PROVISION_CWD", str(tmp_path))
     main.main(["preflight", "--json", "out.json", "--strict", "-i", "box,"])
     assert ran[0][1] == [
-        *["-i", "box,", "-e", f"preflight_json={tmp_path / 'out.json'}"],
+        *["-i", "box,", "-e", json.dumps({"preflight_json": str(tmp_path / "out.json")})],
         *["-e", '{"preflight_strict": true}'],
     ]
 

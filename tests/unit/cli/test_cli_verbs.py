@@ -40,12 +40,23 @@ def test_a_plan_needs_no_venv(rest: list[str]) -> None:
     assert look_at(["plan", *rest]).standalone == ("vllm_turing.kv_plan", *rest)
 
 
+@pytest.mark.parametrize("rest", [[], ["--only", "lint,molecule"], ["--only=molecule"]])
+def test_tests_on_the_lab_need_root(rest: list[str]) -> None:
+    sentence = root_problem(look_at(["test", *rest]), 1000)
+    assert sentence is not None and "--only lint,unit" in sentence
+    assert root_problem(look_at(["test", *rest]), 0) is None
+
+
+def test_other_tests_need_no_root() -> None:
+    assert root_problem(look_at(["test", "--only", "lint,unit"]), 1000) is None
+
+
 def test_only_the_lab_needs_root() -> None:
     sentence = root_problem(look_at(["lab", "down"]), 1000)
     assert sentence is not None and "root" in sentence and "\n" not in sentence
     assert root_problem(look_at(["lab"]), 0) is None
     assert root_problem(look_at(["lab", "--help"]), 1000) is None
-    for verb in VERBS.keys() - {"lab"}:
+    for verb in VERBS.keys() - {"lab", "test"}:
         assert root_problem(look_at([verb]), 1000) is None
 
 

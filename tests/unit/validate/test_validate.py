@@ -153,7 +153,7 @@ def test_mirrors(value: str, words: str) -> None:
     ("values", "words"),
     [
         ({"vllm_service_port": 70000}, "'70000' is no port; use 1 to 65535"),
-        ({"nvidia_driver_version": "580"}, "write it like '580.159.03'"),
+        ({"nvidia_driver_version": "latest"}, "write it like '580.159.03'"),
         ({"cuda_toolkit_version": "12"}, "write it like '12.9'"),
         ({"gpu_power_limit_watts": 0}, "'0' must be 1 or more"),
         ({"nvidia_driver_resume": True, "nvidia_driver_reboot": "never"}, "contradicts"),
