@@ -72,47 +72,22 @@ installs:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.vllm_turing import nvidia_toolkit
-from ansible.module_utils.vllm_turing.apt_source import Source
+from ansible.module_utils.vllm_turing import apt_source, nvidia_toolkit
 
 
 def main() -> None:
     """Run the module."""
-    source = {
-        "name": {"type": "str", "required": True},
-        "origin": {"type": "str", "required": True},
-        "files": {
-            "type": "list",
-            "elements": "dict",
-            "default": [],
-            "options": {
-                "path": {"type": "str", "required": True},
-                "content": {"type": "str", "required": True},
-            },
-        },
-        "key_url": {"type": "str", "default": ""},
-        "key_fingerprint": {"type": "str", "default": ""},
-        "key_path": {"type": "str", "default": "", "no_log": False},
-    }
     module = AnsibleModule(
         argument_spec={
             "packages": {"type": "list", "elements": "str", "required": True},
             "version": {"type": "str", "required": True},
             "home": {"type": "path", "required": True},
-            "source": {"type": "dict", "required": True, "options": source},
+            "source": {"type": "dict", "required": True, "options": apt_source.OPTIONS},
         },
         supports_check_mode=True,
     )
     params = module.params
-    given = params["source"]
-    archive = Source(
-        given["name"],
-        given["origin"],
-        {file["path"]: file["content"] for file in given["files"]},
-        given["key_url"],
-        given["key_fingerprint"],
-        given["key_path"],
-    )
+    archive = apt_source.from_parameters(params["source"])
     try:
         plan = nvidia_toolkit.make_plan(params["packages"], archive, refresh=not module.check_mode)
         if plan.missing and not module.check_mode:

@@ -144,32 +144,15 @@ packages:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.vllm_turing import nvidia_apply
+from ansible.module_utils.vllm_turing import apt_source, nvidia_apply
 from ansible.module_utils.vllm_turing import nvidia_driver as driver
 from ansible.module_utils.vllm_turing.apt_client import AptError
-from ansible.module_utils.vllm_turing.apt_source import Source
 from ansible.module_utils.vllm_turing.deb_packages import DpkgError
 from ansible.module_utils.vllm_turing.reboot_gate import unit_active
 
 
 def main() -> None:
     """Run the module."""
-    source = {
-        "name": {"type": "str", "required": True},
-        "origin": {"type": "str", "required": True},
-        "files": {
-            "type": "list",
-            "elements": "dict",
-            "default": [],
-            "options": {
-                "path": {"type": "str", "required": True},
-                "content": {"type": "str", "required": True},
-            },
-        },
-        "key_url": {"type": "str", "default": ""},
-        "key_fingerprint": {"type": "str", "default": ""},
-        "key_path": {"type": "str", "default": "", "no_log": False},
-    }
     module = AnsibleModule(
         argument_spec={
             "state": {
@@ -178,7 +161,12 @@ def main() -> None:
                 "default": "present",
             },
             "version": {"type": "str", "required": True},
-            "sources": {"type": "list", "elements": "dict", "required": True, "options": source},
+            "sources": {
+                "type": "list",
+                "elements": "dict",
+                "required": True,
+                "options": apt_source.OPTIONS,
+            },
             "state_dir": {"type": "path", "required": True},
             "cache_dir": {"type": "path", "required": True},
             "flavour": {
@@ -200,17 +188,7 @@ def main() -> None:
     params = module.params
     wish = driver.Wish(
         version=params["version"],
-        sources=[
-            Source(
-                entry["name"],
-                entry["origin"],
-                {file["path"]: file["content"] for file in entry["files"]},
-                entry["key_url"],
-                entry["key_fingerprint"],
-                entry["key_path"],
-            )
-            for entry in params["sources"]
-        ],
+        sources=[apt_source.from_parameters(entry) for entry in params["sources"]],
         state_dir=params["state_dir"],
         cache_dir=params["cache_dir"],
         flavour=params["flavour"],

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from . import apt_key
 from .apt_client import Apt, overlay
@@ -28,6 +29,37 @@ class Source:
     key_url: str = ""
     key_fingerprint: str = ""
     key_path: str = ""
+
+
+#: The same as options of an Ansible module; a path, not a key, is what ``key_path`` holds.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "name": {"type": "str", "required": True},
+    "origin": {"type": "str", "required": True},
+    "files": {
+        "type": "list",
+        "elements": "dict",
+        "default": [],
+        "options": {
+            "path": {"type": "str", "required": True},
+            "content": {"type": "str", "required": True},
+        },
+    },
+    "key_url": {"type": "str", "default": ""},
+    "key_fingerprint": {"type": "str", "default": ""},
+    "key_path": {"type": "str", "default": "", "no_log": False},
+}
+
+
+def from_parameters(given: Mapping[str, Any]) -> Source:
+    """Make a source of what a module was given by :data:`OPTIONS`."""
+    return Source(
+        given["name"],
+        given["origin"],
+        {file["path"]: file["content"] for file in given["files"]},
+        given["key_url"],
+        given["key_fingerprint"],
+        given["key_path"],
+    )
 
 
 def key_is_right(source: Source, root: Path = Path("/")) -> bool:
